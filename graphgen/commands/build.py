@@ -2,7 +2,8 @@
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ EXAMPLE = """decoder --layers 4 --features 256 -o decoder.onnx
   graphgen build decoder --help           # with the sizes of a decoder
   graphgen build Qwen3-0.6B -o qwen3      # the folder of a checkpoint
   graphgen build bert-base -o bert --task fill-mask --target cuda --dtype fp16
-  graphgen build bert-base -o moods --task text-classification --head classifier:sad,glad"""
+  graphgen build bert-base -o moods --task text-classification --head classifier:sad,glad
+  graphgen build export.onnx --like my-model -o folder  # with a cache, for any family"""
 
 _OF_NAMES = ("primitives", "training", "seed")
 _OF_FOLDERS = (
@@ -33,6 +35,7 @@ _OF_FOLDERS = (
     "verify",
     "stop_after",
 )
+_NOT_LIKE = (*_OF_NAMES, "task", "head", "attentions", "dtype")
 _SIZE = "size_"
 _HELP = {"-h", "--help"}
 
@@ -51,19 +54,21 @@ def run(options: argparse.Namespace) -> None:
         for key, value in vars(options).items()
         if key.startswith(_SIZE) and value is not None
     }
-    folder = options.name not in ARCHITECTURES and Path(options.name).is_dir()
-    others: tuple[str, ...] = _OF_NAMES if folder else _OF_FOLDERS
+    like = options.like is not None
+    folder = options.name not in ARCHITECTURES and Path(options.name).is_dir() and not like
+    others: tuple[str, ...] = _NOT_LIKE if like else _OF_NAMES if folder else _OF_FOLDERS
     defaults = {action.dest: action.default for action in options.actions}
     if folder and options.head is not None:
         others = tuple(name for name in others if name != "seed")
     given = [name for name in others if getattr(options, name) != defaults[name]]
-    if wrong := [*given, *(sizes if folder else ())]:
+    if wrong := [*given, *(sizes if folder or like else ())]:
         source = "from a checkpoint" if folder else "a model of fresh weights"
+        source = "from an export" if like else source
         option = wrong[0].replace("_", "-")
         raise GraphgenError(
             f"build {options.name}: --{option} has no effect when building {source}; leave it out"
         )
-    (_build_folder if folder else _build_name)(options, sizes)
+    (_build_folder if folder or like else _build_name)(options, sizes)
 
 
 def _build_name(options: argparse.Namespace, sizes: dict[str, Any]) -> None:
@@ -86,22 +91,18 @@ def _build_name(options: argparse.Namespace, sizes: dict[str, Any]) -> None:
 
 
 def _build_folder(options: argparse.Namespace, _: dict[str, Any]) -> None:
-    """Write the folder of a checkpoint as one that clients of ONNX load, and report on it."""
-    import onnx_ir as ir
+    """Write a checkpoint, or an export, as a folder that clients load, and report on it."""
     from rich.console import Console
 
     from graphgen.export.folders import MODEL, write_folder, write_genai
-    from graphgen.export.precision import DTYPES
     from graphgen.files import read_json
     from graphgen.generation.config import read_fields
     from graphgen.graph import count_nodes
-    from graphgen.models.published import from_folder
     from graphgen.models.published.folder import check_tokenizer, windows
     from graphgen.models.published.fresh import Head
-    from graphgen.nn import count_parameters
     from graphgen.quantize.folder import Quantized, quantized, reports
 
-    folder = Path(options.name)
+    folder = Path(options.like or options.name)
     if options.text is not None and options.quantize is None:
         raise GraphgenError("build: --text needs --quantize; add that option")
     if options.full_range and options.quantize != "int8":
@@ -121,12 +122,10 @@ def _build_folder(options: argparse.Namespace, _: dict[str, Any]) -> None:
     if options.dtype != "fp32" and options.quantize is not None:
         problem = f"--quantize {options.quantize} reads float32 weights: leave out --dtype"
         raise GraphgenError(f"build {folder} --dtype {options.dtype}: {problem}")
-    dtype = DTYPES[options.dtype] or ir.DataType.FLOAT
     head = None if options.head is None else Head.read(options.head)
-    more: dict[str, Any] = {"attentions": options.attentions, "head": head, "seed": options.seed}
-    found = from_folder(folder, options.task, dtype=dtype, **more)
+    found = _of_export(options) if options.like else _of_checkpoint(options, head)
     if options.layout == "genai" and len(found.models) > 1:
-        problem = f"--layout genai is for decoders only, and {found.config.model_type} has"
+        problem = f"--layout genai is for decoders only, and {found.kind} has"
         parts = " and ".join(found.models)
         raise GraphgenError(f"{folder}: {problem} {parts}; choose --layout plain")
     check_tokenizer(folder)
@@ -149,7 +148,7 @@ def _build_folder(options: argparse.Namespace, _: dict[str, Any]) -> None:
         best = {name: one.model for name, one in done.items()}
     read = any(one.effect and not one.effect.random for one in done.values())
     if len(tokens) and not read:
-        raise GraphgenError(f"build: {found.config.model_type} reads more than text; omit --text")
+        raise GraphgenError(f"build: {found.kind} reads more than text; omit --text")
     texts = reports(done)
     if head is not None:
         fields = read_json(folder / "config.json") | head.fields()
@@ -164,13 +163,52 @@ def _build_folder(options: argparse.Namespace, _: dict[str, Any]) -> None:
     for name, one in done.items():
         show(one.report.table())
         print(*one.remarks(name), sep="\n")
-    if ignored := found.config.ignored:
-        print(f"{found.config.where}: {', '.join(ignored)} without effect on the results: ignored")
-    if found.fresh is not None:
-        print(found.fresh.line())
-    count = count_parameters(found.module)
+    for line in found.remarks:
+        print(line)
     nodes = sum(map(count_nodes, best.values()))
-    print(f"{options.output}: {found.config.model_type}, {count:,} parameters, {nodes} nodes")
+    print(f"{options.output}: {found.kind}, {found.parameters:,} parameters, {nodes} nodes")
+
+
+@dataclass
+class _Source:
+    """Graphs by their names in a folder, and what to say about them."""
+
+    kind: str
+    models: Mapping[str, Any]
+    parameters: int
+    remarks: list[str]
+
+
+def _of_checkpoint(options: argparse.Namespace, head: Any) -> _Source:
+    import onnx_ir as ir
+
+    from graphgen.export.precision import DTYPES
+    from graphgen.models.published import from_folder
+    from graphgen.nn import count_parameters
+
+    dtype = DTYPES[options.dtype] or ir.DataType.FLOAT
+    more: dict[str, Any] = {"attentions": options.attentions, "head": head, "seed": options.seed}
+    found = from_folder(Path(options.name), options.task, dtype=dtype, **more)
+    remarks = []
+    if ignored := found.config.ignored:
+        fields = ", ".join(ignored)
+        remarks.append(f"{found.config.where}: {fields} without effect on the results: ignored")
+    if found.fresh is not None:
+        remarks.append(found.fresh.line())
+    kind = found.config.model_type
+    return _Source(kind, found.models, count_parameters(found.module), remarks)
+
+
+def _of_export(options: argparse.Namespace) -> _Source:
+    from math import prod
+
+    from graphgen.export.like import decoder_like
+    from graphgen.graph import parameters
+
+    found, name = decoder_like(Path(options.name), options.like), Path(options.name).name
+    weights = parameters(found.model.graph).values()
+    count = sum(prod(value.shape.numpy()) for value in weights if value.shape is not None)
+    return _Source(name, {"model.onnx": found.model}, count, [f"{name}: {found.line()}"])
 
 
 def _list() -> None:
@@ -190,12 +228,15 @@ def _list() -> None:
 
 def add_options(add: Callable[..., Any]) -> None:
     """Add the options of `build`."""
-    add("name", nargs="?", metavar="NAME | DIR", help="an architecture or a folder: see --list")
+    names = "an architecture or a folder: see --list; with --like an ONNX file"
+    add("name", nargs="?", metavar="NAME | DIR | FILE", help=names)
     add("-o", "--output", type=written, metavar="FILE | DIR", help="where to write it")
     add("--list", help="list the names with their sizes, model types with their tasks", **FLAG)
     add("--seed", type=count, default=0, help="of the weights")
     add("--primitives", help="write the bodies of composite operators", **FLAG)
     add("--training", help="keep dropout, with the inputs seed and step", **FLAG)
+    like = "build a decoder that another tool exported, with a cache; DIR has its configuration"
+    add("--like", type=Path, metavar="DIR", help=like)
     labels = (
         "for a checkpoint: a head that may be fresh, and its labels: classifier:3, score:no,yes"
     )

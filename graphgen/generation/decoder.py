@@ -24,6 +24,7 @@ from graphgen.match import Miss
 from graphgen.op import is_a
 from graphgen.operands import Array
 from graphgen.passes import optimize
+from graphgen.passes.caching import with_cache
 from graphgen.passes.decoding import CAPACITY, in_place, keep_last, lacks
 from graphgen.passes.training.by_row import CHOICE
 from graphgen.plan import TensorType
@@ -89,6 +90,12 @@ def open_decoder(
     placed: ir.Model | Miss
     known = any(CAPACITY in map(str, value.shape or ()) for value in graph.graph.inputs)
     placed = graph if known else in_place(graph)
+    if isinstance(placed, Miss) and any(name.startswith(PAST) for name in inputs):
+        made = with_cache(graph)  # where places and masks are those of another exporter
+        again = made if isinstance(made, Miss) else in_place(made.model)
+        placed = placed if isinstance(again, Miss) else again
+        if not isinstance(made, Miss) and "position_ids" not in inputs:
+            graph = optimize(made.model).model
     old = minor(import_runtime().__version__) < (1, 24)
     if old and isinstance(placed, ir.Model) and _has_window(placed):
         problem = "onnxruntime below 1.24 sees one token too many in a window; upgrade it"

@@ -1,6 +1,7 @@
 """Decoders of any exporter with the inputs, the cache and the names that clients give theirs."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import onnx_ir as ir
@@ -9,12 +10,13 @@ from graphgen import ops
 from graphgen.edit import infer_model, tidy
 from graphgen.errors import GraphgenError
 from graphgen.graph import all_values, operator_name, present_inputs
-from graphgen.match import Engine, Miss, Outcome, PassReport, Rewired, Rewrite
+from graphgen.match import Engine, Miss, Outcome, Rewired, Rewrite
 from graphgen.op import find_op, read_attributes
 from graphgen.ops.attention import cached_mask
 from graphgen.ops.layout import lowest_of
 from graphgen.ops.sizes import sizes_vector
 from graphgen.passes import optimize
+from graphgen.passes.decoding import fuse_attention
 from graphgen.places import where_is
 from graphgen.recognize.decoders import Layer, Parts
 from graphgen.recognize.masks import causal_window
@@ -30,7 +32,26 @@ PAST, PRESENT = "past_key_values", "present"
 _IDS, _PADDING, _POSITIONS = "input_ids", "attention_mask", "position_ids"
 
 
-def with_cache(model: ir.Model) -> ir.Model | Miss:
+@dataclass
+class WithCache:
+    """A decoder as clients drive it; `names` are those that its inputs and logits had before."""
+
+    model: ir.Model
+    names: dict[str, str]
+    layers: int
+    had_cache: bool
+    unknown: str  # of a mask that stays as the graph makes it: what it is
+
+    def line(self) -> str:
+        """What was found, in words."""
+        other = {ours: name for ours, name in self.names.items() if "." not in ours}
+        named = [f"{ours} is {name} there" for ours, name in other.items() if name != ours]
+        cache = "it has a cache" if self.had_cache else "it got a cache"
+        mask = [f"a mask stays as it is: {self.unknown}"] if self.unknown else []
+        return "; ".join([f"{self.layers} attentions", *named, cache, *mask])
+
+
+def with_cache(model: ir.Model) -> WithCache | Miss:
     """A decoder as clients drive it, from one of any exporter; or why that is impossible.
 
     Its inputs are input_ids, attention_mask, position_ids and past_key_values.N.key and .value, its
@@ -39,7 +60,7 @@ def with_cache(model: ir.Model) -> ir.Model | Miss:
     results of a row are those of the model for its tokens alone, without padding.
     """
     model = optimize(model).model
-    fuse_attention(model)
+    fuse_attention(model, Engine(context=infer_model(model)))
     parts = Parts.of(model)
     if isinstance(parts, Miss):
         return parts
@@ -47,6 +68,7 @@ def with_cache(model: ir.Model) -> ir.Model | Miss:
     if fixed or parts.tokens.shape is None:
         given = f"{parts.tokens.name} is {parts.tokens.shape}"
         return Miss(f"{given}: its sizes are fixed; export it with dynamic axes for both")
+    _in_int64(model.graph, parts)
     graph, dims = model.graph, parts.dims
     masks = {layer.node: _window(layer, dims) for layer in parts.layers}
     for layer in parts.layers:
@@ -61,37 +83,49 @@ def with_cache(model: ir.Model) -> ir.Model | Miss:
     engine = Engine(context=infer_model(model))
     moved = _Moved(places, positions, model, parts)
     engine.run("places", model, {name: [moved.rule] for name in moved.names}, forward=True)
-    if moved.missed is not None:
-        return moved.missed
+    if moved.misses:
+        return moved.misses[0]
     past = _past(parts) if dims[2] is None else [j.inputs[0] for y in parts.layers for j in y.joins]
     graph.inputs.extend(v for v in past if v is not None and v not in graph.inputs)
     cached = _Cached(parts, masks, padding, past)
     rules = {ops.scaled_dot_product_attention: [cached.rule]}
     engine.run("cache", model, rules, forward=True)
-    if cached.missed is not None:
-        return cached.missed
-    _named(model, parts, [padding, positions], past, cached.present)
+    if cached.misses:
+        return cached.misses[0]
+    names = _named(model, parts, [padding, positions], past, cached.present)
+    for value in new:
+        del names[str(value.name)]
     infer_model(model)
     tidy(model)
-    return optimize(model, passes=("canonicalize", "clean")).model
+    made = optimize(model, passes=("canonicalize", "clean")).model
+    unknown = next((m.reason for m in masks.values() if isinstance(m, Miss)), "")
+    return WithCache(made, names, len(parts.layers), dims[2] is not None, unknown)
 
 
-def fuse_attention(model: ir.Model) -> PassReport:
-    """Fuse attention also where the parts are faster, so that what it reads can be told."""
-    op = ops.scaled_dot_product_attention
-    assert op.recognizer is not None
-    engine = Engine(context=infer_model(model))
-    report = engine.run("fuse_attention", model, {root: [op.recognizer] for root in op.roots})
-    tidy(model)
-    return report
-
-
-def _window(layer: Layer, dims: tuple[Any, Any, Any]) -> "tuple[ir.Value | None, int | None] | Miss":
+def _window(
+    layer: Layer, dims: tuple[Any, Any, Any]
+) -> "tuple[ir.Value | None, int | None] | Miss":
     return causal_window(layer.mask, dims, causal=bool(layer.attributes["is_causal"]))
 
 
 def _input(name: str, dtype: ir.DataType, dims: list[Any]) -> ir.Value:
     return ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(dims))
+
+
+def _in_int64(graph: ir.Graph, parts: Parts) -> None:
+    """Read whole numbers of another dtype as clients give them."""
+    for role in ("tokens", "padding", "positions"):
+        old = getattr(parts, role)
+        if old is None or old.dtype == ir.DataType.INT64:
+            continue
+        new = _input(str(old.name), ir.DataType.INT64, [*old.shape])
+        cast = ir.node("Cast", [new], {"to": int(old.dtype)})
+        cast.outputs[0].type, cast.outputs[0].shape = old.type, old.shape
+        old.replace_all_uses_with(cast.outputs[0])
+        graph.insert_before(graph[0], cast)
+        graph.inputs[graph.inputs.index(old)] = new
+        old.name = None
+        setattr(parts, role, new)
 
 
 def _past(parts: Parts) -> list[ir.Value | None]:
@@ -124,31 +158,29 @@ class _Moved:
     """The places of tokens, read from an input wherever the graph counts them."""
 
     def __init__(self, places: Places, positions: ir.Value, model: ir.Model, parts: Parts) -> None:
-        self.places, self.positions = places, positions
+        self.places, self.positions, self.tokens = places, positions, parts.tokens
         self.masks = {layer.node: layer.mask for layer in parts.layers}
-        self.nodes, self.tokens = _reading(model, self.masks), parts.tokens
-        nodes = self.nodes
-        self.names = {*map(operator_name, nodes)}
-        self.missed: Miss | None = None
+        self.nodes = _reading(model, self.masks)
+        self.names = {*map(operator_name, self.nodes)}
+        self.misses: list[Miss] = []
 
     def rule(self, node: ir.Node) -> Outcome:
         """What a node reads of places in another way."""
-        if node not in self.nodes or self.missed is not None:
+        if node not in self.nodes or self.misses:
             return None
-        whole = self.positions
-        given = adopt(whole) if whole.dtype == ir.DataType.INT64 else ops.cast(adopt(whole), to=7)
-        found = self.places.rewired(node, given, self.masks.get(node))
+        mask = self.masks.get(node)
+        found = self.places.rewired(node, adopt(self.positions), mask)
         if isinstance(found, Miss):
-            self.missed = Miss(f"{where_is(node)}: {found.reason}")
+            self.misses.append(Miss(f"{where_is(node)}: {found.reason}"))
             return found
-        if not found:
-            if reads_sizes(node) and _is_new(node.inputs[0], self.tokens):
-                return Rewired({0: adopt(self.tokens)}, "the number of new tokens")
-            read = self.places.length_read(node, self.masks.get(node))
-            self.missed = read_beside(node, read) if read else None
-            return None
-        self.places.forget()
-        return Rewired(found, "the places of tokens, from an input")
+        if found:
+            self.places.forget()
+            return Rewired(found, "the places of tokens, from an input")
+        if reads_sizes(node) and _is_new(node.inputs[0], self.tokens):
+            return Rewired({0: adopt(self.tokens)}, "the number of new tokens")
+        if read := self.places.length_read(node, mask):
+            self.misses.append(read_beside(node, read))
+        return None
 
 
 def _is_new(value: ir.Value | None, tokens: ir.Value) -> bool:
@@ -168,32 +200,29 @@ class _Cached:
     ) -> None:
         self.parts, self.masks, self.padding = parts, masks, padding
         self.layers = {layer.node: i for i, layer in enumerate(parts.layers)}
-        self.past, self.present, self.missed = past, list[ir.Value](), None
+        self.past, self.present = past, list[ir.Value]()
         if parts.dims[2] is not None:
             self.present = [join.outputs[0] for y in parts.layers for join in y.joins]
-        self.missed: Miss | None = None
+        self.misses: list[Miss] = []
 
     def rule(self, node: ir.Node) -> Outcome:
         """The attention with its mask and, if it has none yet, its past."""
-        i, found = self.layers.get(node), self.masks.get(node)
-        if i is None or self.missed is not None:
+        i = self.layers.get(node)
+        if i is None or self.misses:
             return None
-        layer = self.parts.layers[i]
+        layer, found = self.parts.layers[i], self.masks[node]
         tokens, padding = adopt(self.parts.tokens), adopt(self.padding)
-        known = not isinstance(found, Miss)
-        if layer.joins:
-            if not known:
-                return None  # over the past and new tokens as it is
-            mask = cached_mask(padding, ops.dim(tokens, 1), window=found[1])
-            return Rewired({3: mask}, "a mask that hides padding and what is behind")
-        if known:
-            mask = cached_mask(padding, ops.dim(tokens, 1), window=found[1])
+        if not isinstance(found, Miss):
+            mask: Tensor | Miss = cached_mask(padding, ops.dim(tokens, 1), window=found[1])
+        elif layer.joins:
+            return None  # over the past and new tokens as it is
         else:
-            made = _longer(layer, self.parts, padding)
-            if isinstance(made, Miss):
-                self.missed = Miss(f"{where_is(node)}: {found.reason}, and {made.reason}")
-                return made
-            mask = made
+            mask = _longer(layer, self.parts, padding)
+        if isinstance(mask, Miss):
+            self.misses.append(Miss(f"{where_is(node)}: {found.reason}, and {mask.reason}"))
+            return mask
+        if layer.joins:
+            return Rewired({3: mask}, "a mask that hides padding and what is behind")
         q, k, v = (adopt(value) for value in node.inputs[:3])
         if len(q.shape) == 3:
             q = ops.split_heads(q, layer.heads)
@@ -254,7 +283,7 @@ def _longer(layer: Layer, parts: Parts, padding: Value) -> Tensor | Miss:
     mask = layer.mask
     assert mask is not None and mask.shape is not None
     try:
-        y = again(mask)
+        y: Tensor = again(mask)
     except GraphgenError as error:
         return Miss(str(error))
     if mask.shape[-2] != 1:
@@ -273,8 +302,11 @@ def _named(
     more: list[ir.Value],
     past: list[ir.Value | None],
     present: list[ir.Value],
-) -> None:
-    """Give inputs and outputs the names, the order and the sizes that clients know."""
+) -> dict[str, str]:
+    """Give inputs and outputs the names, the order and the sizes that clients know.
+
+    Returns the names that they had, by the new ones.
+    """
     graph = model.graph
     pairs = zip(past, present, strict=True)
     names = {parts.tokens: _IDS, more[0]: _PADDING, more[1]: _POSITIONS, parts.logits: "logits"}
@@ -292,7 +324,9 @@ def _named(
             value.name = f"{value.name}_inside"
         if value.producer() is not None:
             value.shape = None  # with the sizes' old names
+    before = {name: str(value.name) for value, name in names.items()}
     for value, name in names.items():
         value.name = name
     graph.inputs[:] = [parts.tokens, *more, *(v for v in past if v is not None)]
     graph.outputs[:] = [parts.logits, *present]
+    return before

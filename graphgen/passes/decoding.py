@@ -26,6 +26,7 @@ from graphgen.op import is_a, read_attributes
 from graphgen.ops.quantized import dynamic_quantize_linear
 from graphgen.passes import optimize
 from graphgen.places import where_is
+from graphgen.recognize.decoders import behind, joined
 from graphgen.recognize.masks import causal_window
 from graphgen.record import current_tape
 from graphgen.targets import Target
@@ -48,6 +49,8 @@ def in_place(model: ir.Model, engine: Engine | None = None) -> ir.Model | Miss:
     """
     model, engine = model.clone(), engine or Engine()
     engine.context = infer_model(model)
+    if any(is_a(node, ops.softmax) for node in model.graph):  # parts, where they are faster
+        fuse_attention(model, engine)
     layers: dict[ir.Node, _Layer] = {}
     for node in model.graph:
         found = _Layer.of(node)
@@ -67,9 +70,20 @@ def in_place(model: ir.Model, engine: Engine | None = None) -> ir.Model | Miss:
         engine,
     )
     tidy(model)
-    if left := [y.name for y in model.graph.outputs if _grown(y) is not None]:
+    if left := [y.name for y in model.graph.outputs if joined(y) is not None]:
         return Miss(f"no attention reads {left[0]}, a past with more behind it")
+    if problem := _lengths_read(model, next(iter(layers.values())).padding):
+        return problem
     return optimize(model, passes=("canonicalize", "clean")).model
+
+
+def fuse_attention(model: ir.Model, engine: Engine) -> PassReport:
+    """Fuse attention also where its parts are faster, so that what it reads can be told."""
+    op = ops.scaled_dot_product_attention
+    assert op.recognizer is not None
+    report = engine.run("fuse_attention", model, {root: [op.recognizer] for root in op.roots})
+    tidy(model)
+    return report
 
 
 def lacks(model: ir.Model, target: Target) -> str:
@@ -201,7 +215,7 @@ class _Layer:
         """The layer of an Attention, or why it is not one; None if it has no past."""
         if not is_a(node, ops.scaled_dot_product_attention):
             return None
-        joins = [join for value in node.inputs[1:3] if (join := _grown(value)) is not None]
+        joins = [join for value in node.inputs[1:3] if (join := joined(value)) is not None]
         if not joins:
             return None
         attributes = read_attributes(ops.scaled_dot_product_attention, node)
@@ -219,7 +233,9 @@ class _Layer:
         found = causal_window(node.inputs[3], (q[0], q[2], k[2]))
         if isinstance(found, Miss):
             return found
-        return cls(node, joins, *found, q[1], k[1], attributes)
+        if found[0] is None:
+            return Miss("its mask depends on no input, wanted one input, that of the padding")
+        return cls(node, joins, found[0], found[1], q[1], k[1], attributes)
 
     def record(self) -> Any:
         """The operator that does the same in place, (B, T, H·D)."""
@@ -243,15 +259,17 @@ class _Layer:
         )
 
 
-def _grown(value: ir.Value | None) -> ir.Node | None:
-    """The node that appends to an input, (B, G, P, D), and makes an output, (B, G, P + T, D)."""
-    node = produced_by(value, ops.concat)
-    if node is None or value is None or not value.is_graph_output() or len(node.inputs) != 2:
-        return None
-    past = node.inputs[0]
-    if past is None or not past.is_graph_input() or past.shape is None or len(past.shape) != 4:
-        return None
-    return node if node.attributes["axis"].as_int() in (2, -2) else None
+def _lengths_read(model: ir.Model, padding: ir.Value) -> Miss | None:
+    """What reads how long a past is: that is the size of the buffers now."""
+    attentions = [node for node in model.graph if is_a(node, ops.group_query_attention)]
+    told = behind(value for node in attentions for value in node.inputs[5:7])
+    kept = [padding, *(value for node in attentions for value in node.inputs[3:5])]
+    for value in (value for value in kept if value is not None):
+        for use in value.uses():
+            if use.node not in told and not is_a(use.node, ops.group_query_attention):
+                what = f"{use.node.op_type} reads {value.name}, whose length is that of the buffers"
+                return Miss(f"{where_is(use.node)}: {what}; places are wanted as position_ids")
+    return None
 
 
 def _is_static(value: ir.Value) -> bool:

@@ -45,8 +45,9 @@ class Layer:
         heads = q.shape[1] if split else attributes["q_num_heads"]
         kv_heads = k.shape[1] if split else attributes["kv_num_heads"]
         joins = [join for value in (k, v) if (join := joined(value)) is not None]
-        sizes = [v.shape[-1] if v.shape is not None else None, k.shape[-1], heads, kv_heads]
-        if not all(isinstance(size, int) for size in sizes) or len(joins) == 1:
+        widths = [x.shape[-1] if x.shape is not None else None for x in (k, v)]
+        known = all(isinstance(width, int) for width in widths) and len(joins) != 1
+        if not known or not isinstance(heads, int) or not isinstance(kv_heads, int):
             given = f"{describe(q)}, {describe(k)}, {describe(v)}"
             return Miss(f"{where_is(node)}: its Q, K and V are {given}; wanted a number of heads")
         return cls(node, joins, heads, kv_heads, attributes)
@@ -76,10 +77,9 @@ class Parts:
     @property
     def dims(self) -> tuple[Any, Any, Any]:
         """The sizes of rows, of new tokens and of the past, which is None without a cache."""
-        assert self.tokens.shape is not None
-        b, t = self.tokens.shape
+        b, t = self.tokens.shape or (None, None)
         past = self.layers[0].joins[0].inputs[0] if self.layers[0].joins else None
-        return b, t, None if past is None or past.shape is None else past.shape[2]
+        return b, t, None if past is None else (past.shape or (None, None, None))[2]
 
     @classmethod
     def of(cls, model: ir.Model) -> "Parts | Miss":
@@ -97,7 +97,7 @@ class Parts:
             return Miss("some attentions have a past and others have none")
         pasts = [join.inputs[0] for layer in layers for join in layer.joins]
         rest = [value for value in model.graph.inputs if value not in pasts]
-        of_masks = _behind(layer.mask for layer in layers)
+        of_masks = behind(layer.mask for layer in layers)
         made = [v for v in model.graph.outputs if len(v.shape or ()) == 3]
         if len(made) > 1:
             made = [v for v in made if v.name == "logits"]
@@ -105,7 +105,7 @@ class Parts:
             given = ", ".join(f"{v.name}: {describe(v)}" for v in model.graph.outputs[:3])
             return Miss(f"its outputs are {given}; wanted one of floats (batch, tokens, words)")
         [logits] = made
-        found = _roles(rest, of_masks, logits.shape[2])
+        found = _roles(rest, of_masks, logits.shape[2] if logits.shape else None)
         if isinstance(found, Miss):
             return found
         tokens, padding, positions = found
@@ -132,15 +132,15 @@ def _fold(layers: Iterable[Layer], tokens: ir.Value) -> Miss | None:
     return None
 
 
-def _behind(values: Iterable[ir.Value | None]) -> set[ir.Node]:
-    """The nodes that values are computed by, sizes apart."""
+def behind(values: Iterable[ir.Value | None]) -> set[ir.Node]:
+    """The nodes that values are computed by, with those that read sizes, but not beyond them."""
     nodes, pending = set[ir.Node](), list(values)
     while pending:
         value = pending.pop()
         node = None if value is None else value.producer()
-        if node is not None and node not in nodes and not reads_sizes(node):
+        if node is not None and node not in nodes:
             nodes.add(node)
-            pending += present_inputs(node)
+            pending += [] if reads_sizes(node) else present_inputs(node)
     return nodes
 
 
@@ -160,6 +160,8 @@ class _Use:
             at = pending.pop()
             for use in at.uses():
                 node, first = use.node, use.node.inputs[0]
+                if reads_sizes(node):
+                    continue
                 if node in of_masks:
                     found.masks = True
                 elif not node.domain and node.op_type == "Gather" and use.idx == 1:
@@ -168,7 +170,7 @@ class _Use:
                 elif not node.domain and node.op_type in _MOVED:
                     pending += [v for v in node.outputs if v not in seen]
                     seen.update(node.outputs)
-                elif not reads_sizes(node):
+                else:
                     found.other = True
         return found
 
@@ -205,11 +207,11 @@ def _roles(
 def _words(uses: Mapping[ir.Value, _Use], vocabulary: Any) -> ir.Value | Miss:
     """The input that selects words; positions may select rows of a table, too."""
     found = [value for value, use in uses.items() if use.rows]
-    several = len(found) > 1
-    for tells in (lambda v: uses[v].rows == vocabulary, lambda v: v.name == "input_ids"):
-        found = [v for v in found if tells(v)] if several else found
-        if len(found) == 1 and "position" not in str(found[0].name):
-            return found[0]
-        several = True
+    if len(found) > 1:
+        found = [value for value in found if uses[value].rows == vocabulary]
+    if len(found) != 1 or "position" in str(found[0].name):
+        found = [value for value, use in uses.items() if use.rows and value.name == "input_ids"]
+    if len(found) == 1:
+        return found[0]
     names = ", ".join(str(value.name) for value in uses)
     return Miss(f"which of its inputs, {names}, are words cannot be told")

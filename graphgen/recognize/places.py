@@ -9,8 +9,8 @@ import onnx_ir as ir
 from graphgen.graph import constant, operator_name
 from graphgen.match import Miss
 from graphgen.op import find_op, read_attributes
-from graphgen.ops.layout import cast, dim, reshape, size
 from graphgen.operands import Array
+from graphgen.ops.layout import cast_like, dim, reshape, size
 from graphgen.recognize.sampled import Sampled, depends, reads_sizes
 from graphgen.value import Tensor, adopt
 
@@ -69,7 +69,7 @@ class Places:
                 continue
             of_batch = _differ(arrays[:2])
             if of_batch and self._are_places(arrays, whole=True):
-                found[i] = cast(positions, to=value.dtype)
+                found[i] = cast_like(positions, adopt(value))
             elif not of_batch:
                 rows = self._rows(value, arrays, positions)
                 if isinstance(rows, Miss):
@@ -96,7 +96,7 @@ class Places:
                     yield i, value, arrays
 
     def length_read(self, node: ir.Node, mask: ir.Value | None = None) -> str:
-        """The operand, other than a mask, that depends on the length of the past, by name, or ""."""
+        """The operand other than a mask that depends on the length of the past, or ""."""
         if len(self.trials) < 4 or not any(map(self.reads_content, node.outputs)):
             return ""
         for value in node.inputs:
@@ -107,10 +107,10 @@ class Places:
         return ""
 
     def _are_places(self, arrays: Sequence[Array], *, whole: bool = False) -> bool:
-        """Whether a value counts the T tokens from P on; `whole` for (B, T), else along one axis."""
+        """Whether a value counts T tokens from P on: (B, T) if `whole`, else along one axis."""
         for array, (b, t, p) in zip(arrays, self.trials, strict=True):
             wanted = np.arange(p, p + t)
-            if whole and array.shape != (b, t) or not whole and array.size != t:
+            if (whole and array.shape != (b, t)) or (not whole and array.size != t):
                 return False
             if np.any(array != (wanted if whole else wanted.reshape(array.shape))):
                 return False
@@ -141,14 +141,14 @@ class Places:
     def _flat(
         self, value: ir.Value, positions: Tensor, counted: dict[ir.Value, Array]
     ) -> Tensor | Miss:
-        """A value of one row of T tokens, for B·T tokens; `counted` are the places it is made of."""
+        """A value of one row of T tokens, for B·T tokens; `counted` gets the places in it."""
         arrays, node = self.arrays(value), value.producer()
         if constant(value) is not None or (arrays is not None and not _differ(arrays)):
             return adopt(value)
         if arrays is not None and self._are_places(arrays):
             counted[value] = arrays[0]
             sizes = [-1 if n > 1 else 1 for n in arrays[0].shape]
-            return cast(reshape(positions, sizes), to=value.dtype)
+            return cast_like(reshape(positions, sizes), adopt(value))
         if arrays is not None and value.dtype == ir.DataType.INT64 and self._are_lengths(arrays):
             return reshape(size(positions), [1] * arrays[0].ndim)
         op = None if node is None or reads_sizes(node) else find_op(node)
@@ -162,9 +162,8 @@ class Places:
             operands.append(made)
         results = op(*operands, **read_attributes(op, node))
         results = results if isinstance(results, tuple) else (results,)
-        made = results[node.outputs.index(value)]
-        assert made is not None
-        return made
+        result: Tensor = results[node.outputs.index(value)]
+        return result
 
     def _are_lengths(self, arrays: Sequence[Array]) -> bool:
         pairs = zip(arrays, self.trials, strict=True)

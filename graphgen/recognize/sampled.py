@@ -45,7 +45,8 @@ class Sampled:
             dims = [d if isinstance(d, int) else d.evaluate(self.sizes) for d in value.shape or ()]
         except (ValueError, TypeError, ZeroDivisionError):
             return None
-        return None if value.shape is None or not all(isinstance(d, int) for d in dims) else dims
+        numbers = [d for d in dims if isinstance(d, int)]
+        return None if value.shape is None or len(numbers) < len(dims) else numbers
 
     def _made(self, node: ir.Node) -> Sequence[Any]:
         if reads_sizes(node) and node.inputs[0] is not None:

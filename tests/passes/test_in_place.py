@@ -248,7 +248,8 @@ def by_content(mask: Any, length: Any) -> Any:
         (everything, "of 2 tokens after 5 its mask keeps 28 of 28 places, wanted the 26 of all"),
         (top_left, "of 2 tokens after 5 its mask keeps 6 of 28 places, wanted the 8 of all"),
         (without_padding, "depends on no input, wanted one input, that of the padding"),
-        (by_content, "made by CumSum"),
+        (by_content, "of 4 tokens after 3 its mask keeps"),
+        (lambda mask, length: cached_mask(ops.abs(mask), length), "made by Abs, which is no"),
         (lambda mask, length: cached_mask(mask, length, window=0), "wanted the 0 of all before"),
     ],
 )
