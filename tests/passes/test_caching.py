@@ -200,6 +200,7 @@ def test_the_command_writes_a_folder_that_generates(tmp_path: Path, capsys: Any)
     session = onnx.load(out / "onnx" / "model.onnx", load_external_data=False)
     assert session.graph.input[0].name == "input_ids"
     found = gg.generate(out, [[3, 1, 4], [5]], max_new_tokens=4, eos=[])
+    list(found)
     assert [len(row) for row in found.tokens] == [4, 4]
     # Another folder's configuration, an encoder, an option without effect, no folder at all.
     (like / "config.json").write_text('{"model_type": "none", "num_hidden_layers": 2}')
