@@ -22,6 +22,7 @@ from graphgen.recognize.decoders import Layer, Parts
 from graphgen.recognize.masks import causal_window
 from graphgen.recognize.places import Places, read_beside
 from graphgen.recognize.sampled import reads_sizes
+from graphgen.record import recording
 from graphgen.value import Tensor, Value, adopt, graph_value
 
 BATCH, LENGTH, PAST_LENGTH = "batch_size", "sequence_length", "past_sequence_length"
@@ -119,10 +120,11 @@ def _in_int64(graph: ir.Graph, parts: Parts) -> None:
         if old is None or old.dtype == ir.DataType.INT64:
             continue
         new = _input(str(old.name), ir.DataType.INT64, [*old.shape])
-        cast = ir.node("Cast", [new], {"to": int(old.dtype)})
-        cast.outputs[0].type, cast.outputs[0].shape = old.type, old.shape
-        old.replace_all_uses_with(cast.outputs[0])
-        graph.insert_before(graph[0], cast)
+        with recording() as tape:
+            cast = ops.cast(adopt(new), to=old.dtype)
+        old.replace_all_uses_with(cast)
+        graph.insert_before(graph[0], tape.nodes)
+        tape.kept = True
         graph.inputs[graph.inputs.index(old)] = new
         old.name = None
         setattr(parts, role, new)
@@ -261,7 +263,7 @@ def _longer(layer: Layer, parts: Parts, padding: Value) -> Tensor | Miss:
             if op is None:
                 raise GraphgenError(f"it is made by {node.op_type}")
             if reads_sizes(node) and x is not None:
-                if node.op_type == "Size" or x.shape is None:
+                if x.shape is None or not value.shape:  # one number: their product
                     raise GraphgenError(f"it reads the size of {x.name}")
                 first = node.attributes.get_int("start", 0)
                 dims = [*x.shape][first : node.attributes.get_int("end", None)]
