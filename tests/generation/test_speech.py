@@ -171,7 +171,7 @@ def test_other_models_hear_nothing(tmp_path: Path, capsys: Any) -> None:
     gpt2 = Path(__file__).resolve().parents[1] / "fixtures" / "gpt2_checkpoint"
     write_folder(gpt2, tmp_path / "out", {"onnx/model.onnx": from_folder(gpt2).model})
     out = str(tmp_path / "out")
-    refused(capsys, "reads text: give --prompt or --ids alone", out, "--audio", "a.wav")
+    refused(capsys, "reads text: give --prompt, --ids or --chat alone", out, "--audio", "a.wav")
     refused(
         capsys, "language and translate are for models of sound", out, "--ids", "3", "--translate"
     )
