@@ -14,6 +14,9 @@ BlockSize: TypeAlias = Literal[16, 32, 64, 128]
 Bits: TypeAlias = Literal[4, 8]
 """Of each integer in a block."""
 
+KEPT = "graphgen.blocks"
+"""Metadata of a tensor that was stored in few bits: a function that makes its `Blocks`."""
+
 _RATIOS = np.linspace(0.6, 1.1, 12, dtype=np.float32)
 """The shares of a block's range to try: below 1, its largest weights are clipped."""
 
@@ -51,6 +54,7 @@ class Blocks:
     zero_points: Array
     columns: int  # K
     bits: Bits = 4
+    order: Array | None = None  # which column of w each of K is, if not the same
 
     def dequantized(self, rows: slice = slice(None)) -> Array:
         """The weights that the integers stand for, (N, K), or some rows of them."""
@@ -58,7 +62,7 @@ class Blocks:
         zeros = unpacked(self.zero_points[rows], self.bits)[:, : scales.shape[1], None]
         w = (q.astype(np.float32) - zeros) * scales
         whole: Array = w.reshape(len(w), -1)[:, : self.columns]
-        return whole
+        return whole if self.order is None else whole[:, np.argsort(self.order)]
 
 
 def to_rows(w: Array, squares: Array | None = None, *, full_range: bool = False) -> Rows:

@@ -62,7 +62,7 @@ STANDS_ON = {
     "ops": ["match"],
     "autodiff": ["ops", "folding", "schema_functions"],
     "nn": ["ops"],
-    "models": ["nn", "files", "parts", "processor", "safetensors"],
+    "models": ["nn", "bits", "files", "parts", "processor", "safetensors"],
     "measure": ["ops"],
     "recognize": ["measure"],
     "passes": ["autodiff", "bits", "parts", "targets", "invariants", "recognize", "version"],

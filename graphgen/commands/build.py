@@ -101,6 +101,7 @@ def _build_folder(options: argparse.Namespace, _: dict[str, Any]) -> None:
     from graphgen.models.published.folder import check_tokenizer, windows
     from graphgen.models.published.fresh import Head
     from graphgen.quantize.folder import Quantized, quantized, reports
+    from graphgen.quantize.kept import keep_bits
 
     folder = Path(options.like or options.name)
     if options.text is not None and options.quantize is None:
@@ -146,14 +147,21 @@ def _build_folder(options: argparse.Namespace, _: dict[str, Any]) -> None:
         how["progress"] = Console(stderr=True).is_terminal
         done = {n: quantized(m, options.quantize, tokens, **how) for n, m in best.items()}
         best = {name: one.model for name, one in done.items()}
+    if found.packed:
+        kept: dict[str, Any] = {"target": options.target, "method": found.packed}
+        done = {name: Quantized(*keep_bits(model, **kept)) for name, model in best.items()}
+        best = {name: one.model for name, one in done.items()}
     read = any(one.effect and not one.effect.random for one in done.values())
     if len(tokens) and not read:
         raise GraphgenError(f"build: {found.kind} reads more than text; omit --text")
     texts = reports(done)
-    if head is not None:
-        fields = read_json(folder / "config.json") | head.fields()
-        for name in ("architectures", *(["num_labels"] if head.labels else [])):
-            fields.pop(name, None)
+    fields = read_json(folder / "config.json")
+    # By quantization_config, clients would look for tensors that the folder does not have.
+    if fields.pop("quantization_config", None) is not None or head is not None:
+        if head is not None:
+            fields |= head.fields()
+            for name in ("architectures", *(["num_labels"] if head.labels else [])):
+                fields.pop(name, None)
         texts["config.json"] = json.dumps(fields, indent=2, ensure_ascii=False) + "\n"
     if options.layout == "genai":
         [only] = best.values()
@@ -177,6 +185,7 @@ class _Source:
     models: Mapping[str, Any]
     parameters: int
     remarks: list[str]
+    packed: str = ""  # the method of a checkpoint of few bits, such as gptq
 
 
 def _of_checkpoint(options: argparse.Namespace, head: Any) -> _Source:
@@ -189,6 +198,10 @@ def _of_checkpoint(options: argparse.Namespace, head: Any) -> _Source:
     dtype = DTYPES[options.dtype] or ir.DataType.FLOAT
     more: dict[str, Any] = {"attentions": options.attentions, "head": head, "seed": options.seed}
     found = from_folder(Path(options.name), options.task, dtype=dtype, **more)
+    if found.packing is not None and (options.quantize is not None or options.dtype != "fp32"):
+        name = "--dtype" if options.quantize is None else "--quantize"
+        problem = f"{found.packing.bits} bits a weight already: leave out {name}"
+        raise GraphgenError(f"build {options.name}: the checkpoint has {problem}")
     remarks = []
     if ignored := found.config.ignored:
         fields = ", ".join(ignored)
@@ -196,7 +209,8 @@ def _of_checkpoint(options: argparse.Namespace, head: Any) -> _Source:
     if found.fresh is not None:
         remarks.append(found.fresh.line())
     kind = found.config.model_type
-    return _Source(kind, found.models, count_parameters(found.module), remarks)
+    method = "" if found.packing is None else found.packing.method
+    return _Source(kind, found.models, count_parameters(found.module), remarks, method)
 
 
 def _of_export(options: argparse.Namespace) -> _Source:
@@ -248,7 +262,9 @@ def add_options(add: Callable[..., Any]) -> None:
     add("--dtype", default="fp32", choices=("fp32", "fp16", "bf16"), help=dtype)
     clients = "for a checkpoint: the clients that will load it"
     add("--layout", default="plain", choices=("plain", "genai"), help=clients)
-    integers = "for a checkpoint: weights as small integers; weights8 loses least"
+    integers = (
+        "for a checkpoint of floats: small integers; weights8 loses least; GPTQ, AWQ keep theirs"
+    )
     add("--quantize", choices=("int8", "int4", "weights8"), help=integers)
     sizes = "for int4 (64; with --text 128) and weights8 (16)"
     add("--block-size", type=int, choices=(16, 32, 64, 128), help=sizes)

@@ -114,12 +114,12 @@ def quantize(
         scheme, target, calibration, random, threshold, embeddings, block_size, full_range, progress
     )
     model = readable(model_in(model, "quantize").clone())
-    report = Report(scheme, str(job.profile), job.limit, _bytes(model))
+    report = Report(scheme, str(job.profile), job.limit, total_bytes(model))
     engine = Engine(stop_after, partial(_beyond, limit=job.limit) if verify else None)
     [report.sites] = run_passes(model, [job.as_pass()], engine)
     report.layers = job.layers
     clean(model)
-    report.bytes_after = _bytes(model)
+    report.bytes_after = total_bytes(model)
     return model, report
 
 
@@ -146,7 +146,7 @@ class Quantizing:
         default = 16 if self.scheme == "weights8" else 128 if self.feeds and self.fitted else 64
         self.size = default if self.block_size is None else self.block_size
         one_of(self.who, BlockSize, block_size=self.size)
-        self.profile = _profile(self.who, self.scheme, self.target)
+        self.profile = profile_of(self.who, self.scheme, self.target)
         self.limit = THRESHOLDS[self.scheme] if self.threshold is None else self.threshold
 
     def as_pass(self) -> Pass:
@@ -156,7 +156,7 @@ class Quantizing:
     def run(self, model: ir.Model, engine: Engine) -> PassReport:
         """Quantize one weight after another, wherever it is used, in place."""
         sites, others = self._find(model)
-        done = engine.run("quantize", model, _rules(others), forward=True, nodes=[*others])
+        done = engine.run("quantize", model, rules_of(others), forward=True, nodes=[*others])
         self.spool, self.layers = Spool(self.who), []
         feeds, self.random = self.feeds, self.random or self.feeds is None
         if feeds is None:
@@ -174,11 +174,11 @@ class Quantizing:
                 break
             layers, outcomes = self._treat(model.graph, group, seen)
             nodes = [site.end for site in group]
-            part = engine.run("quantize", model, _rules(outcomes), forward=True, nodes=nodes)
+            part = engine.run("quantize", model, rules_of(outcomes), forward=True, nodes=nodes)
             found = part.sites
             done.sites += found
             for site, layer in zip(group, layers, strict=True):
-                _settle(layer, next((s for s in found if s.node is site.end), None))
+                settle(layer, next((s for s in found if s.node is site.end), None))
                 summed |= layer.scheme == "int8" and not site.table
             first, in_float = layers[0], [layer.scheme == "float" for layer in layers]
             if all(in_float):
@@ -249,7 +249,7 @@ class Quantizing:
         multiplied = [samples[x.x] for x in products if x.x in samples]
         integers = self._integers(matrix, alone, multiplied, total, symmetric)
         shared = by_rows and any(site.table for site in group)
-        arrays = _layout(integers, shared)
+        arrays = layout_of(integers, shared)
         if alone:
             arrays["scale"] = arrays["scale"][:, None]
         layers = []
@@ -272,7 +272,7 @@ class Quantizing:
             return layers, dict(zip((site.end for site in group), refusals, strict=True))
         layers[0].bytes_after = sum(array.nbytes for array in arrays.values())
         made = {
-            role: _named(graph, f"{weight.name}_{role}", self.spool.keep(array))
+            role: named(graph, f"{weight.name}_{role}", self.spool.keep(array))
             for role, array in arrays.items()
         }
 
@@ -308,7 +308,7 @@ class Quantizing:
         return to_blocks(w, moments, bits=bits, block_size=self.size, symmetric=symmetric)
 
 
-def _rules(outcomes: Mapping[ir.Node, Any]) -> dict[str, list[Rule]]:
+def rules_of(outcomes: Mapping[ir.Node, Any]) -> dict[str, list[Rule]]:
     """Rules that say what was found out about some nodes."""
 
     def rule(node: ir.Node) -> Outcome:
@@ -318,14 +318,15 @@ def _rules(outcomes: Mapping[ir.Node, Any]) -> dict[str, list[Rule]]:
     return {operator_name(node): [rule] for node in outcomes}
 
 
-def _settle(layer: Layer, done: Done | None) -> None:
+def settle(layer: Layer, done: Done | None) -> None:
     """What finally became of a layer."""
     if done is None or done.status != "fired":
         layer.scheme = "float"
         layer.reason = "it comes after the last that was wanted" if done is None else done.reason
 
 
-def _profile(who: str, scheme: Scheme, name: TargetName) -> Target:
+def profile_of(who: str, scheme: Scheme, name: TargetName) -> Target:
+    """The target's profile. Raises GraphgenError if it cannot run products of the scheme."""
     if name == "official":
         raise GraphgenError(
             f"{who}: the target official is for training, and integers have no gradient; choose "
@@ -372,7 +373,7 @@ def _beyond(
     return None if ran else f"{UNVERIFIED}: no sizes were found at which it runs"
 
 
-def _layout(integers: Rows | Blocks, shared: bool) -> dict[str, Array]:
+def layout_of(integers: Rows | Blocks, shared: bool) -> dict[str, Array]:
     """The arrays of the file, as the operators read them: (N, K) if a table is shared."""
     if isinstance(integers, Rows):
         q = integers.integers if shared else np.ascontiguousarray(integers.integers.T)
@@ -382,7 +383,7 @@ def _layout(integers: Rows | Blocks, shared: bool) -> dict[str, Array]:
     return {role: integers.integers, "scale": integers.scales, "zero_point": zeros}
 
 
-def _named(graph: ir.Graph, name: str, tensor: ir.LazyTensor) -> ir.Value:
+def named(graph: ir.Graph, name: str, tensor: ir.LazyTensor) -> ir.Value:
     """A new weight of the graph."""
     while name in graph.initializers:
         name += "_"
@@ -432,6 +433,7 @@ def _relative(pairs: Iterable[tuple[Array, Array]]) -> float:
     return math.sqrt(error / scale) if scale else float(error > 0)
 
 
-def _bytes(model: ir.Model) -> int:
+def total_bytes(model: ir.Model) -> int:
+    """Of all weights of a graph."""
     tensors = [value.const_value for value in model.graph.initializers.values()]
     return sum(bytes_of(tensor) for tensor in tensors if tensor is not None)

@@ -137,10 +137,18 @@ def _table_at(node: ir.Node, tables: Collection[ir.Value]) -> Site | Refusal | N
 
 
 def product(
-    site: Site, made: Mapping[str, ir.Value], shape: tuple[int, ...], shared: bool
+    site: Site,
+    made: Mapping[str, ir.Value],
+    shape: tuple[int, ...],
+    shared: bool,
+    order: Array | None = None,
 ) -> Tensor:
-    """A product with integers, recorded; `shared` ones are (N, K), as a table has them."""
-    x, scale, (rows, columns) = adopt(site.x), Value(made["scale"]), shape
+    """A product with integers, recorded; `shared` ones are (N, K), as a table has them.
+
+    With `order`, they are in this order along K.
+    """
+    scale, (rows, columns) = Value(made["scale"]), shape
+    x = adopt(site.x) if order is None else ops.gather(adopt(site.x), order, axis=-1)
     bias, tape = adopt(site.bias), current_tape()
     assert tape is not None
     if site.alpha != 1.0:
@@ -167,7 +175,7 @@ def product(
     return matmul_integer_to_float(q, b, x_scale, scale, x_zero, None, bias)
 
 
-def _two_terms(x: Value, size: int, padding: int) -> Tensor:
+def _two_terms(x: Tensor, size: int, padding: int) -> Tensor:
     """x (..., K) as a sum of two terms (2, ..., K) that int8 holds in blocks of `size`.
 
     The first is x rounded to multiples of its block's largest element over 127, as the kernel

@@ -18,6 +18,8 @@ from graphgen.models.published.config import Config
 from graphgen.models.published.families import FAMILIES as FAMILIES, find_family as find_family
 from graphgen.models.published.fresh import Fresh, Head
 from graphgen.models.published.heads import Vectors
+from graphgen.models.published.packed import unpacked_names
+from graphgen.models.published.packing import Packing, packing_of
 from graphgen.models.published.sentence import sentence_head
 from graphgen.models.published.seq2seq import DECODER, ENCODER, CrossAttention
 from graphgen.models.published.weights import read_weights, stored_names
@@ -49,6 +51,7 @@ class Pretrained(NamedTuple):
     config: Config
     module: Any
     fresh: Fresh | None = None
+    packing: Packing | None = None
 
     @on_screen
     def __repr__(self) -> Iterator[str]:
@@ -99,6 +102,9 @@ def from_folder(
             + near(task, family.tasks)
         )
     stored = read_weights(folder)
+    packing = packing_of(config)
+    if packing is not None:
+        stored = unpacked_names(stored, packing, str(folder))
     config.stored = frozenset(stored)
     module = family.tasks[task](config)
     config.finish()
@@ -139,7 +145,7 @@ def from_folder(
         own = {n: [*part] for n, part in names.items() if f"{n}.weight" in model.graph.initializers}
         model.metadata_props[PUBLISHED] = json.dumps(own, sort_keys=True)
         model.metadata_props[STORED] = noted
-    return Pretrained(models, config, module, fresh)
+    return Pretrained(models, config, module, fresh, packing)
 
 
 def with_attentions(part: Any, name: str) -> Any:

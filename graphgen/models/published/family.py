@@ -11,6 +11,7 @@ import onnx_ir as ir
 from graphgen.errors import GraphgenError
 from graphgen.models.published.config import Config
 from graphgen.models.published.fresh import Fresh
+from graphgen.models.published.packed import few_bits, keep
 from graphgen.models.published.weights import Stack, lazily, misfit, part_of, stacked, stored_names
 from graphgen.nn.feed_forward import Activation
 from graphgen.nn.linear import Linear
@@ -154,18 +155,14 @@ class Family:
 
         What is missing is `fresh` where it may be, as is what has another size in a head.
         """
-        linear = (
-            {f"{path}.weight" for path, item in members(module) if isinstance(item, Linear)}
-            if self.transposed
-            else set()
-        )
+        turn = {f"{p}.weight" for p, item in members(module) if isinstance(item, Linear)}
         stored = self.current(stored)
         bare = bool(self.prefix) and not any(name.startswith(self.prefix) for name in stored)
         found, used = dict[str, ir.TensorProtocol](), set[str]()
         problems = list[str]()
         own = {path: item for path, item in members(module) if isinstance(item, Parameter)}
         for path, source in self.sources(module).items():
-            shape, turned = own[path].shape, path in linear
+            shape, turned = own[path].shape, self.transposed and path in turn
             if isinstance(source, Stack):
                 rows = [[n.format(row) for n in source.names] for row in range(shape[0])]
                 size = shape[1] // len(source.names)
@@ -186,10 +183,13 @@ class Family:
                 continue
             weights = [[stored[name] for name in row] for row in rows]
             if isinstance(source, Stack):
+                problems += few_bits(names[0], weights[0])
                 read = partial(stacked, weights, source.alternate)
             else:
                 read = partial(part_of, weights[0][0], turned, source)
-            found[path] = lazily(shape, dtype, path, read)
+            found[path] = made = lazily(shape, dtype, path, read)
+            if turned and not isinstance(source, Stack):
+                keep(made, weights[0][0], source)
         unused = f"{self.unused}|{getattr(module, 'unused', '')}"
         extra = sorted(n for n in stored.keys() - used if not re.fullmatch(unused, n))
         problems += [f"{name} is not in the architecture" for name in extra]

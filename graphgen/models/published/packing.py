@@ -1,0 +1,66 @@
+"""How a checkpoint's configuration says that its weights are few bits: GPTQ's and AWQ's."""
+
+from typing import NamedTuple, cast
+
+from graphgen.bits import Bits
+from graphgen.models.published.config import Config
+
+_NOTES = (
+    "damp_percent damp_auto_increment static_groups true_sequential model_seqlen batch_size "
+    "block_name_to_quantize module_name_preceding_first_block modules_in_block_to_quantize dataset "
+    "tokenizer use_exllama exllama_config disable_exllama max_input_length cache_block_outputs "
+    "use_cuda_fp16 backend meta model_name_or_path model_file_base_name pad_token_id "
+    "quantizer lm_head is_marlin_format modules_to_not_convert do_fuse fuse_max_seq_len "
+    "modules_to_fuse exllama_version zero_point sym w_bit q_group_size"
+)
+"""Fields that are notes on how it was made, or that the tensors themselves say."""
+
+
+class Packing(NamedTuple):
+    """What quantization_config says of the tensors."""
+
+    awq: bool
+    bits: Bits
+    group: int  # -1: all of K
+    one_less: bool  # than it is, each zero is stored
+    ordered: bool  # by g_idx, not as they stand, columns form groups
+
+    @property
+    def method(self) -> str:
+        """What the field calls it."""
+        return "awq" if self.awq else "gptq"
+
+
+def packing_of(config: Config) -> Packing | None:
+    """The packing that the configuration names; None for a checkpoint of floats.
+
+    Raises GraphgenError for a method, or a field, whose bits cannot be kept.
+    """
+    if config.raw("quantization_config") is None:
+        return None
+    own = config.part("quantization_config", "quantization_config")
+    method = own.take("quant_method", str)
+    if method not in ("gptq", "awq"):
+        own.refuse("quant_method", method, "gptq or awq: give the checkpoint of floats")
+    awq = method == "awq"
+    bits = own.take(own.named("bits", "w_bit"), int)
+    if bits not in ((4,) if awq else (4, 8)):
+        own.refuse("bits", bits, "4" if awq else "4 or 8")
+    name = own.named("group_size", "q_group_size")
+    group = own.raw(name, 128)
+    if type(group) is not int or not (group == -1 or 0 < group <= 1 << 24):
+        own.refuse(name, group, "a size, or -1")
+    ordered = bool(own.raw("desc_act", False)) and not awq and group != -1
+    own.expect("method", method)
+    name = own.named("checkpoint_format", "format")
+    one_less = not awq and own.raw(name, "gptq") == "gptq"
+    if awq:
+        own.expect("version", "gemm", "GEMM")
+        own.expect(name, "gemm", "GEMM")
+    else:
+        own.expect(name, "gptq", "gptq_v2")
+        own.expect("pack_dtype", "int32")
+        own.expect("dynamic", None, {})
+    for note in _NOTES.split():
+        own.raw(note)
+    return Packing(awq, cast(Bits, bits), group, one_less, ordered)

@@ -1,0 +1,225 @@
+"""Checkpoints of GPTQ and AWQ: the integers of the file are those of the graph.
+
+The packing below is written from the formats' descriptions, one integer at a time, and knows
+nothing of the reader; the reference is a checkpoint of the floats that the integers stand for.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from random_checkpoints import GROUPED, random_checkpoint, write_weights
+from small_models import relative_rms, run_plain
+
+import graphgen as gg
+from graphgen.commands import main
+from graphgen.errors import GraphgenError
+from graphgen.models.published import from_folder
+from graphgen.quantize.effect import feeds_of
+from graphgen.quantize.kept import keep_bits
+from graphgen.safetensors import read_header
+
+FIELDS = {"model_type": "llama", **GROUPED, "num_hidden_layers": 1, "tie_word_embeddings": False}
+TOKENS = np.random.default_rng(5).integers(0, 200, (2, 7))
+
+
+def packed(numbers: Any, bits: int, order: Any = None) -> Any:
+    """Rows of numbers as words of 32 bits: of each 32 / bits, number order[i] in the i-th bits."""
+    each = 32 // bits
+    words = np.zeros((len(numbers), numbers.shape[1] // each), np.uint32)
+    for row, own in enumerate(numbers.tolist()):
+        for column in range(words.shape[1]):
+            for i in range(each):
+                number = own[column * each + (order[i] if order else i)]
+                words[row, column] |= np.uint32(number << (bits * i))
+    return words.view(np.int32)
+
+
+def gptq(
+    rng: Any, rows: int, columns: int, bits: int, group: int, *, act: bool, v2: bool, sym: bool
+) -> tuple[dict[str, Any], Any]:
+    """The tensors of a layer (N, K), and the floats that they stand for, in float64."""
+    group = columns if group == -1 else group
+    of = np.arange(columns) // group
+    of = rng.permutation(of) if act else of
+    groups = -(-columns // group)
+    q = rng.integers(0, 2**bits, (columns, rows))
+    zeros = rng.integers(1, 2**bits, (groups, rows))
+    zeros = np.full_like(zeros, 2 ** (bits - 1)) if sym else zeros
+    scales = (rng.random((groups, rows)) / 2**bits).astype(np.float16)
+    tensors = {
+        "qweight": packed(q.T, bits).T,
+        "qzeros": packed(zeros if v2 else zeros - 1, bits),
+        "scales": scales,
+        "g_idx": of.astype(np.int32),
+    }
+    return tensors, ((q - zeros[of]) * scales.astype(np.float64)[of]).T
+
+
+def awq(rng: Any, rows: int, columns: int, group: int) -> tuple[dict[str, Any], Any]:
+    of = np.arange(columns) // (columns if group == -1 else group)
+    q, zeros = rng.integers(0, 16, (columns, rows)), rng.integers(0, 16, (of[-1] + 1, rows))
+    scales = (rng.random(zeros.shape) / 16).astype(np.float16)
+    order = (0, 2, 4, 6, 1, 3, 5, 7)
+    tensors = {"qweight": packed(q, 4, order), "qzeros": packed(zeros, 4, order), "scales": scales}
+    return tensors, ((q - zeros[of]) * scales.astype(np.float64)[of]).T
+
+
+def checkpoints(
+    path: Path, config: dict[str, Any], layer: Any, own_fields: Any = FIELDS
+) -> tuple[Path, Path, Any]:
+    """A folder of few bits, one of the floats these stand for, and the floats by name."""
+    floats, few = path / "floats", path / "few"
+    random_checkpoint(floats, own_fields)
+    arrays = {w.name: w.read() for w in read_header(floats / "model.safetensors")}
+    own, known, rng = dict(arrays), {}, np.random.default_rng(3)
+    for name, array in arrays.items():
+        if "proj" in name or ".experts." in name:
+            tensors, known[name] = layer(rng, *array.shape)
+            del own[name]
+            base = name.removesuffix("weight")
+            own |= {base + part: np.ascontiguousarray(x) for part, x in tensors.items()}
+    arrays |= {n: w.astype("f4") for n, w in known.items()}
+    write_weights(floats / "model.safetensors", arrays)
+    few.mkdir()
+    write_weights(few / "model.safetensors", own)
+    (few / "config.json").write_text(json.dumps({**own_fields, "quantization_config": config}))
+    return few, floats, known
+
+
+CASES = {
+    f"gptq {bits} bits, groups of {group}{', act order' * act}{', v2' * v2}{', symmetric' * sym}": (
+        {"quant_method": "gptq", "bits": bits, "group_size": group, "desc_act": act, "sym": sym}
+        | ({"checkpoint_format": "gptq_v2"} if v2 else {"damp_percent": 0.1}),
+        lambda rng, n, k, b=bits, g=group, a=act, v=v2, s=sym: gptq(
+            rng, n, k, b, g, act=a, v2=v, sym=s
+        ),
+    )
+    for bits, group, act, v2, sym in (
+        (4, 32, False, False, False),
+        (4, 64, False, True, False),
+        (4, 16, True, False, False),
+        (4, 128, False, False, True),
+        (4, -1, False, False, False),
+        (8, 32, True, False, True),
+        (8, -1, False, True, False),
+    )
+} | {
+    f"awq, groups of {group}": (
+        {"quant_method": "awq", "bits": 4, "group_size": group, "version": "gemm"},
+        lambda rng, n, k, g=group: awq(rng, n, k, g),
+    )
+    for group in (32, -1)
+}
+
+
+def meant(node: Any, arrays: dict[str, Any]) -> Any:
+    """The weight (N, K) of a MatMulNBits, in float64."""
+    given = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+    bits, size = given.get("bits", 4), given["block_size"]
+    q, scales, zeros = (arrays[name] for name in node.input[1:4])
+    each = [(x[..., None] >> np.arange(0, 8, bits) & (2**bits - 1)) for x in (q, zeros)]
+    w = each[0].reshape(len(q), -1, size).astype(np.float64)
+    z = each[1].reshape(len(q), -1)[:, : w.shape[1], None]
+    return ((w - z) * scales.astype(np.float64)[..., None]).reshape(len(q), -1)[:, : given["K"]]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_integers_of_the_file_are_those_of_the_graph(case: str, tmp_path: Path) -> None:
+    config, layer = CASES[case]
+    few, floats, known = checkpoints(tmp_path, config, layer)
+    wanted = gg.optimize(from_folder(floats).model).model
+    model, report = keep_bits(gg.optimize(from_folder(few).model).model, method="gptq")
+    assert len(report.layers) == len(known) == 7 and not report.kept()
+    path = gg.export(model, tmp_path / "few.onnx")
+    proto = onnx.load(path)
+    arrays = {t.name: onnx.numpy_helper.to_array(t) for t in proto.graph.initializer}
+    nodes = [node for node in proto.graph.node if node.op_type == "MatMulNBits"]
+    found = [meant(node, arrays) for node in nodes]
+    by_row = [sorted(np.sort(w, axis=1).tobytes() for w in ws) for ws in (found, known.values())]
+    assert by_row[0] == by_row[1]  # bit for bit, the columns of each row in any order
+    for node in model.graph:
+        if node.op_type == "MatMulNBits" and config["bits"] == 4:
+            node.attributes["accuracy_level"] = ir.AttrInt64("accuracy_level", 1)
+    [feed] = feeds_of(model, TOKENS, rows=2)
+    a, b = (run_plain(m, dict(feed))[0] for m in (wanted, model))
+    assert relative_rms(a, b) < (1e-5 if config["bits"] == 4 else 1e-3)
+
+
+def test_a_folder_of_few_bits_is_built_and_generates(tmp_path: Path, capsys: Any) -> None:
+    few, floats, _ = checkpoints(tmp_path, *CASES["gptq 4 bits, groups of 16, act order"])
+    assert main(["build", str(few), "-o", str(tmp_path / "out")]) == 0
+    assert "gptq" in (tmp_path / "out" / "quantization.json").read_text()
+    assert "quantization_config" not in (tmp_path / "out" / "config.json").read_text()
+    assert main(["build", str(floats), "-o", str(tmp_path / "plain")]) == 0
+    few_bits, plain = (
+        run_plain(model, dict(feed))[0]
+        for model in (gg.load(tmp_path / name / "onnx" / "model.onnx") for name in ("out", "plain"))
+        for feed in feeds_of(model, TOKENS, rows=2)
+    )
+    assert relative_rms(plain, few_bits) < 0.1  # x is rounded to eight bits
+    made = gg.generate(tmp_path / "out", [[5, 6, 7]], max_new_tokens=3)
+    assert len(list(made)) == 3
+    for more in (["--quantize", "int8"], ["--dtype", "fp16"]):
+        assert main(["build", str(few), "-o", str(tmp_path / "no"), *more]) == 2
+        assert f"has 4 bits a weight already: leave out {more[0]}" in capsys.readouterr().err
+
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"quant_method": "fp8"}, "quant_method is 'fp8'; it must be gptq or awq"),
+        ({"bits": 3}, "bits is 3; it must be 4 or 8"),
+        ({"bits": "4"}, "bits is '4'; it must be an integer"),
+        ({"quant_method": "awq", "bits": 8}, "bits is 8; it must be 4"),
+        ({"quant_method": "awq", "version": "gemv"}, "version is 'gemv'; it must be 'gemm'"),
+        ({"checkpoint_format": "marlin"}, "must be 'gptq' or 'gptq_v2'"),
+        ({"dynamic": {"-:lm_head": {}}}, "dynamic is"),
+        ({"format": "marlin"}, "must be 'gptq' or 'gptq_v2'"),
+        ({"group_size": 0}, "group_size is 0; it must be a size, or -1"),
+        ({"group_size": 24}, "has groups of 24, must be multiples of 16"),
+        ({"group_size": 64}, "q_proj.scales is [2, 64], must be [1, 64]"),
+        ({"rotation": "hadamard"}, "does not have these fields: rotation"),
+        (None, "quantization_config is [4]; it must be an object"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused_in_one_line(change: Any, told: str, tmp_path: Path) -> None:
+    few, *_ = checkpoints(tmp_path, GPTQ, CASES["gptq 4 bits, groups of 32"][1])
+    config = [4] if change is None else GPTQ | change
+    (few / "config.json").write_text(json.dumps({**FIELDS, "quantization_config": config}))
+    with pytest.raises(GraphgenError) as caught:
+        from_folder(few)
+    assert told in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_zeros_that_programs_read_differently_are_refused(tmp_path: Path) -> None:
+    few, *_ = checkpoints(tmp_path, GPTQ, CASES["gptq 4 bits, groups of 32"][1])
+    arrays = {w.name: w.read() for w in read_header(few / "model.safetensors")}
+    name = "model.layers.0.mlp.up_proj.qzeros"
+    write_weights(few / "model.safetensors", arrays | {name: np.full_like(arrays[name], -1)})
+    with pytest.raises(GraphgenError, match=r"up_proj\.weight has zero points that .* as -1"):
+        keep_bits(from_folder(few).model)
+    name = "model.layers.0.mlp.up_proj.g_idx"
+    config = json.loads((few / "config.json").read_text())
+    config["quantization_config"]["desc_act"] = True
+    (few / "config.json").write_text(json.dumps(config))
+    write_weights(few / "model.safetensors", {n: x for n, x in arrays.items() if n != name})
+    with pytest.raises(GraphgenError, match=r"up_proj\.g_idx is missing"):
+        from_folder(few)
+    write_weights(few / "model.safetensors", arrays | {name: 0 * arrays[name]})
+    with pytest.raises(GraphgenError, match="g_idx has groups of other sizes than 32"):
+        keep_bits(from_folder(few).model)
+
+
+def test_experts_of_few_bits_are_refused(tmp_path: Path) -> None:
+    fields = FIELDS | {"model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 1}
+    few, *_ = checkpoints(tmp_path, *CASES["gptq 4 bits, groups of 32"], fields)
+    with pytest.raises(GraphgenError, match="is one of several experts, whose few bits cannot"):
+        from_folder(few)
