@@ -40,6 +40,7 @@ from graphgen.ops.activation import (
 )
 from graphgen.ops.attention import (
     attention,
+    attention_with_sinks,
     attention_with_weights,
     causal_mask,
     merge_heads,
@@ -220,6 +221,7 @@ __all__ = [
     "atan",
     "atanh",
     "attention",
+    "attention_with_sinks",
     "attention_with_weights",
     "average",
     "average_pool",

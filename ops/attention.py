@@ -14,12 +14,14 @@ from graphgen.ops.elementwise import logical_and, logical_not, where
 from graphgen.ops.layout import (
     arange,
     cast,
+    concat,
     dim,
     expand,
     lowest_of,
     numpy_dtype,
     rank,
     reshape,
+    slice_,
     swap_last,
     transpose,
     unsqueeze,
@@ -80,6 +82,37 @@ def attention_with_weights(
     q, k, v, _ = on_heads(q, k, v, q_num_heads, kv_num_heads)
     scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
     weights = attention_weights(*attention_scores(q, k, mask, is_causal, scale, softcap))
+    y = matmul(weights, v)
+    return (merge_heads(y) if flat else y), weights
+
+
+def attention_with_sinks(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor,
+    mask: Tensor | None = None,
+    *,
+    is_causal: int = 0,
+    kv_num_heads: int | None = None,
+    q_num_heads: int | None = None,
+    scale: float | None = None,
+    softcap: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """Attention of which each head may look at nothing, and its weights, (B, H, T, S).
+
+    The softmax is over the scores and one more, the head's of `sinks`, (H,), which has no value
+    (arXiv 2508.10925, 2.2), so the weights of a row sum to less than 1. Other operands and options
+    are those of `scaled_dot_product_attention`.
+    """
+    flat = rank(q) == 3
+    q, k, v, _ = on_heads(q, k, v, q_num_heads, kv_num_heads)
+    scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
+    scores, keep = attention_scores(q, k, mask, is_causal, scale, softcap)
+    if keep is not None:
+        scores = where(keep, scores, lowest_of(scores))
+    column = expand(reshape(sinks, [1, -1, 1, 1]), [dim(q, 0), 1, dim(q, 2), 1])
+    weights = slice_(softmax(concat(scores, column, axis=-1)), [0], [-1], [-1])
     y = matmul(weights, v)
     return (merge_heads(y) if flat else y), weights
 

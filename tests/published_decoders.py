@@ -68,6 +68,26 @@ DECODERS: dict[str, dict[str, Any]] = {
         "attention_bias": True,
         "tie_word_embeddings": True,
     },
+    "gpt_oss": {
+        **_BASE,
+        "head_dim": 16,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 3,
+        "sliding_window": 5,
+        "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "truncate": False}
+        | {"rope_theta": 1.5e5, "original_max_position_embeddings": 16},
+    },
+    "gpt_oss, odd": {
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        "num_hidden_layers": 3,
+        "num_key_value_heads": 1,
+        "num_experts_per_tok": 1,
+        "attention_bias": False,
+        "tie_word_embeddings": True,
+        "swiglu_limit": 0.5,
+        "swiglu_alpha": 0.75,
+        "rope_parameters": None,
+    },
     "olmo2, biases": {"attention_bias": True, "num_key_value_heads": 1, "rms_norm_eps": 1e-3},
     "phi3": _BASE,
     "phi3, longrope": {

@@ -53,7 +53,8 @@ def stored_shapes(family: Family, module: Any) -> dict[str, tuple[int, ...]]:
             continue
         shape = (*shape[:-1], source.whole(shape[-1])) if shape else shape
         turned = isinstance(found[path.rpartition(".")[0]], Linear) and family.transposed
-        shapes[source.name] = shape[::-1] if turned else shape
+        turned = turned or source.turned
+        shapes[source.name] = (*shape[:-2], *shape[:-3:-1]) if turned else shape
     return shapes
 
 

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 from graphgen import ops
 from graphgen.errors import GraphgenError, positive, user_line
 from graphgen.nn.linear import Dropout, Linear
-from graphgen.nn.module import Module
+from graphgen.nn.module import Module, Parameter, zeros
 from graphgen.value import Tensor
 
 
@@ -33,6 +33,8 @@ class Attention(Module):
 
     With a `softcap` c, the scores are c · tanh(scores / c) before they are masked (2408.00118).
 
+    With `sinks`, each head has one more score, a parameter, without a value (arXiv 2508.10925).
+
     With a `pattern`, such as `partial(ops.window_attention, window=256)`, queries see only the keys
     in it: this is self-attention, with a mask for padding only.
 
@@ -57,6 +59,7 @@ class Attention(Module):
         norm: Callable[[int], Module] | None = None,
         wide_norm: bool = False,
         interleaved: bool = False,
+        sinks: bool = False,
         dropout: float = 0.0,
         pattern: Callable[..., Tensor] | None = None,
     ):
@@ -92,6 +95,10 @@ class Attention(Module):
         self.query_norm, self.key_norm = (
             None if norm is None else norm(count * self.head_dim) for count in wide
         )
+        self.sinks = Parameter((num_heads,), initialize=zeros) if sinks else None
+        if sinks and pattern is not None:
+            given = f"{who}(sinks=True, pattern=...)"
+            raise GraphgenError(f"{given}: a pattern has no sinks; leave one out{user_line()}")
         self.dropout, self.pattern = Dropout(dropout), pattern
 
     def __call__(
@@ -137,7 +144,11 @@ class Attention(Module):
         options = {"is_causal": int(self.causal), "scale": self.scale, **heads}
         if self.softcap:
             options["softcap"] = self.softcap
-        if self.weights is None:
+        if self.sinks is not None:
+            y, weights = ops.attention_with_sinks(q, k, v, self.sinks, mask, **options)
+            if self.weights is not None:
+                self.weights.append(weights)
+        elif self.weights is None:
             y = (self.pattern or ops.attention)(q, k, v, mask, **options)
         else:
             y, weights = ops.attention_with_weights(q, k, v, mask, **options)

@@ -74,8 +74,9 @@ def logits_in_parts(
 def test_logits_and_attentions(which: str, tmp_path: Path) -> None:
     module = save(which, tmp_path)
     best = gg.optimize(from_folder(tmp_path).model)
-    softcap = which == "gemma2"  # its kernel on the CPU is slower than its body
-    assert softcap or not [n.op_type for n in best.model.graph if n.op_type == "Softmax"]
+    # The kernel for a softcap on the CPU is slower than its body, and sinks have none.
+    written = which == "gemma2" or which.startswith("gpt_oss")
+    assert written or not [n.op_type for n in best.model.graph if n.op_type == "Softmax"]
     run = session(best, tmp_path)
     written = session(gg.optimize(from_folder(tmp_path, attentions=True).model), tmp_path)
     for side, rows in (("left", 1), ("left", 3), ("right", 3)):

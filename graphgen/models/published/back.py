@@ -133,10 +133,10 @@ def _joined(
                     yield name.format(row), piece
             continue
         name = source.name
-        if path in linear and family.transposed:
+        if (path in linear and family.transposed) or source.turned:
             turned.add(name)
         if source.of == source.width:
-            yield name, array.T if name in turned else array
+            yield name, np.swapaxes(array, -1, -2) if name in turned else array
             continue
         size = source.whole(array.shape[-1])
         whole = wholes.setdefault(name, np.zeros((*array.shape[:-1], size), np.float32))
@@ -144,4 +144,4 @@ def _joined(
         filled[name] += array.shape[-1]
     for name, whole in wholes.items():
         assert filled[name] == whole.shape[-1], name
-        yield name, whole.T if name in turned else whole
+        yield name, np.swapaxes(whole, -1, -2) if name in turned else whole

@@ -1,4 +1,4 @@
-"""Decoders that route each token to a few experts: Mixtral, Qwen2-MoE and Qwen3-MoE."""
+"""Decoders that route each token to a few experts: Mixtral, Qwen2-MoE, Qwen3-MoE and GPT-OSS."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,9 +13,11 @@ from graphgen.models.published.named import (
     rms_norm,
     specification,
 )
+from graphgen.models.published.rope import given_parameters
 from graphgen.models.published.specification import Specification
 from graphgen.models.published.weights import Stack
-from graphgen.nn.module import Parameter, normal
+from graphgen.nn.module import Parameter, normal, zeros
+from graphgen.parts import Part
 from graphgen.value import Tensor
 
 
@@ -29,6 +31,7 @@ class Experts(nn.Module):
         k: How many each row uses.
         normalized: Whether the weights of the chosen sum to 1.
         shared: The inner size of the one that all rows use, times a gate of its own; 0 for none.
+        bias: Whether the scores and both products of each expert have one.
         options: Of `ops.mixture_of_experts`, for the activation.
     """
 
@@ -41,12 +44,17 @@ class Experts(nn.Module):
         k: int,
         normalized: bool,
         shared: int = 0,
+        bias: bool = False,
         **options: float,
     ):
         self.k, self.normalized, self.options = k, normalized, options
-        self.router = nn.Linear(features, experts, bias=False)
+        self.router = nn.Linear(features, experts, bias=bias)
         self.inner = Parameter((experts, 2 * hidden, features), initialize=normal(0.02))
         self.outer = Parameter((experts, features, hidden), initialize=normal(0.02))
+        self.inner_bias = self.outer_bias = None
+        if bias:
+            self.inner_bias = Parameter((experts, 2 * hidden), initialize=zeros)
+            self.outer_bias = Parameter((experts, features), initialize=zeros)
         self.shared = self.shared_gate = None
         if shared:
             self.shared = nn.FeedForward(
@@ -60,9 +68,9 @@ class Experts(nn.Module):
             rows,
             self.router(rows),
             self.inner,
-            None,
+            self.inner_bias,
             self.outer,
-            None,
+            self.outer_bias,
             k=self.k,
             activation_type="swiglu",
             swiglu_fusion=1,
@@ -128,6 +136,37 @@ def qwen_moe(config: Config) -> Specification:
     )
 
 
+def gpt_oss(config: Config) -> Specification:
+    """GPT-OSS (arXiv 2508.10925): sinks, every other layer local, a limit on gates and values."""
+    sizes = config.take("hidden_size", int), config.take("intermediate_size", int)
+    layers = config.take("num_hidden_layers", int)
+    options = _sizes(config, 128, 4)
+    config.expect("experts_per_token", options["k"])
+    config.ignore("initial_context_length")  # rope_scaling says it, too
+    packing = config.raw("quantization_config", {"quant_method": "mxfp4"})
+    if not isinstance(packing, dict) or packing.get("quant_method") != "mxfp4":
+        config.refuse("quantization_config", packing, "absent, or an object of quant_method mxfp4")
+    limit = config.take("swiglu_limit", float, 7.0)
+    if limit <= 0.0:
+        config.refuse("swiglu_limit", limit, "above 0")
+    options["activation_alpha"] = config.take("swiglu_alpha", float, 1.702)
+    options |= {"activation_beta": 1.0, "swiglu_limit": limit, "bias": True}
+    window = config.optional("sliding_window", int, 128)
+    found = layer_windows(config, window, [i % 2 == 0 for i in range(layers)])
+    parameters = given_parameters(config) or {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "truncate": False,
+        "original_max_position_embeddings": 4096,
+    }
+    return specification(
+        config,
+        attention={"sinks": True},
+        feed_forward=lambda number: Experts(*sizes, normalized=True, **options),
+        sights=all_turned(config, found, parameters=parameters),
+    )
+
+
 def _stacks(*names: str, outer: str) -> dict[str, Stack]:
     return {
         "inner": Stack(tuple(f"experts.{{}}.{name}.weight" for name in names), alternate=True),
@@ -151,4 +190,11 @@ FAMILIES = {
         **_stacks("w1", "w3", outer="w2"),
     ),
     **dict.fromkeys(("qwen2_moe", "qwen3_moe"), _QWEN),
+    "gpt_oss": family(
+        gpt_oss,
+        inner=Part("experts.gate_up_proj", turned=True),
+        inner_bias="experts.gate_up_proj_bias",
+        outer=Part("experts.down_proj", turned=True),
+        outer_bias="experts.down_proj_bias",
+    ),
 }

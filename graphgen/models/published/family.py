@@ -11,6 +11,7 @@ import onnx_ir as ir
 from graphgen.errors import GraphgenError
 from graphgen.models.published.config import Config
 from graphgen.models.published.fresh import Fresh
+from graphgen.models.published.mxfp4 import unpacked
 from graphgen.models.published.packed import few_bits, keep
 from graphgen.models.published.weights import Stack, lazily, misfit, part_of, stacked, stored_names
 from graphgen.nn.feed_forward import Activation
@@ -135,9 +136,12 @@ class Family:
                 )
 
     def current(self, stored: Mapping[str, Weight]) -> dict[str, Weight]:
-        """The weights by their present names; one that is already stored by that name wins."""
-        found = dict(stored)
-        for name in stored:
+        """The weights by their present names; one that is already stored by that name wins.
+
+        Those in four bits are read as real numbers.
+        """
+        found = unpacked(stored)
+        for name in [*found]:
             for pattern, now in self.older.items():
                 if match := re.fullmatch(pattern, name):
                     found.setdefault(match.expand(now), found.pop(name))
@@ -170,7 +174,7 @@ class Family:
             else:
                 rows = [[source.name]]
                 wanted = (*shape[:-1], source.whole(shape[-1])) if shape else shape
-                wanted = wanted[::-1] if turned else wanted
+                wanted = (*wanted[:-2], *wanted[:-3:-1]) if turned else wanted
             if bare:
                 rows = [[name.removeprefix(self.prefix) for name in row] for row in rows]
             names = [name for row in rows for name in row]

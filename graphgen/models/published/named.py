@@ -28,6 +28,7 @@ ABSENT: dict[str, dict[str, Any]] = {
     "mixtral": {"kv_heads": 8, "epsilon": 1e-5, "theta": 1e6},
     "qwen2_moe": {"kv_heads": 16},
     "qwen3_moe": {"kv_heads": 4},
+    "gpt_oss": {"kv_heads": 8, "head_dim": 64, "epsilon": 1e-5, "theta": 1.5e5, "bias": True},
     "cohere": {"theta": 5e5, "tied": True},
     "cohere2": {"window": 4096, "tied": True},
 }

@@ -105,8 +105,8 @@ def misfit(name: str, weight: Weight | None, wanted: tuple[int, ...]) -> str:
 
 
 def part_of(weight: Weight, turned: bool, part: Part) -> Array:
-    """A part of a stored weight, which is transposed if it is to be turned."""
-    array = weight.read().T if turned else weight.read()
+    """A part of a stored weight, whose last two axes are swapped if it is to be turned."""
+    array = np.swapaxes(weight.read(), -1, -2) if turned else weight.read()
     return array if part.of == part.width else array[..., part.outputs(array.shape[-1])]
 
 
