@@ -115,6 +115,7 @@ def write_checkpoint(
             _copy(source, folder, (*COPIED, "tokenizer_config.json"))
             config = read_json(source / "config.json")
             config.pop(_JAVASCRIPT, None)
+            config.pop("quantization_config", None)  # the weights are real numbers
             config |= {name: value for name, value in fields.items() if name in config}
             text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
             (folder / "config.json").write_text(text, encoding="utf-8")

@@ -13,7 +13,6 @@ class Part(NamedTuple):
     The outputs are `groups` equal groups, each of `of` equal units; the part has `width` units of
     each group, from `number` on. Where queries, keys and values are three equal parts of a weight,
     the values are `Part(name, 2, 3)`; where they alternate by head, `Part(name, 2, 3, heads)`.
-    If it is `turned`, a weight is stored with its last two axes swapped, as linear layers' are.
     """
 
     name: str
@@ -21,7 +20,6 @@ class Part(NamedTuple):
     of: int = 1
     groups: int = 1
     width: int = 1
-    turned: bool = False
 
     def outputs(self, size: int) -> Array:
         """Which of `size` outputs are the part's, in their order, int64; `size` has to fit."""

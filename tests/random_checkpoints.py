@@ -11,7 +11,6 @@ from graphgen.models.published import FAMILIES
 from graphgen.models.published.config import Config
 from graphgen.models.published.family import Family
 from graphgen.models.published.weights import Stack
-from graphgen.nn.linear import Linear
 from graphgen.nn.module import members
 from graphgen.safetensors import to_bytes
 
@@ -52,8 +51,7 @@ def stored_shapes(family: Family, module: Any) -> dict[str, tuple[int, ...]]:
                 shapes[name] = (shape[1] // len(source.names), *shape[2:])
             continue
         shape = (*shape[:-1], source.whole(shape[-1])) if shape else shape
-        turned = isinstance(found[path.rpartition(".")[0]], Linear) and family.transposed
-        turned = turned or source.turned
+        turned = path in family.turned(module)
         shapes[source.name] = (*shape[:-2], *shape[:-3:-1]) if turned else shape
     return shapes
 

@@ -18,8 +18,7 @@ from test_checkpoints import ALL_CONFIGS
 from test_seq2seq import BART, MARIAN, PUBLISHED
 
 from graphgen.models.published import FAMILIES, rope
-from graphgen.models.published.config import Config
-from graphgen.models.published.family import ACTIVATIONS
+from graphgen.models.published.config import ACTIVATIONS, Config
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "checkpoints.md"
 CONFIGS: dict[str, dict[str, Any]] = {

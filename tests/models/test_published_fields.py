@@ -265,6 +265,31 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
             "use_sliding_window": False,
         },
     ),
+    "gpt-oss-20b": (
+        "gpt_oss",
+        {
+            "attention_bias": True,
+            "experts_per_token": 3,
+            "hidden_act": "silu",
+            "initial_context_length": 4096,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "num_experts_per_tok": 3,
+            "output_router_logits": False,
+            "rope_parameters": None,
+            "rope_scaling": {
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "factor": 32.0,
+                "original_max_position_embeddings": 4096,
+                "rope_type": "yarn",
+                "truncate": False,
+            },
+            "rope_theta": 150000,
+            "router_aux_loss_coef": 0.9,
+            "sliding_window": 128,
+            "swiglu_limit": 7.0,
+        },
+    ),
     "Qwen3-30B-A3B": (
         "qwen3_moe",
         {

@@ -12,7 +12,6 @@ from graphgen.errors import GraphgenError
 from graphgen.graph import constant, parameters
 from graphgen.models.published.config import Config
 from graphgen.models.published.weights import Stack, converted, unstacked
-from graphgen.nn.linear import Linear
 from graphgen.nn.module import Module, Parameter, members
 from graphgen.operands import Array
 from graphgen.safetensors import Weight
@@ -123,7 +122,7 @@ def _joined(
     family: "Family", module: Module, arrays: Mapping[str, Array]
 ) -> Iterator[tuple[str, Array]]:
     """The checkpoint's weights: what `Family.weights` takes apart, stacks and transposes."""
-    linear = {f"{path}.weight" for path, item in members(module) if isinstance(item, Linear)}
+    turning = family.turned(module)
     wholes, filled, turned = dict[str, Array](), Counter[str](), set[str]()
     for path, source in family.sources(module).items():
         array = arrays[path]
@@ -133,7 +132,7 @@ def _joined(
                     yield name.format(row), piece
             continue
         name = source.name
-        if (path in linear and family.transposed) or source.turned:
+        if path in turning:
             turned.add(name)
         if source.of == source.width:
             yield name, np.swapaxes(array, -1, -2) if name in turned else array

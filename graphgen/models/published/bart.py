@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from graphgen import nn, ops
-from graphgen.models.published.config import Config
+from graphgen.models.published.config import ACTIVATIONS, Config
 from graphgen.models.published.encoder_decoder import Side, Specification, tasks
-from graphgen.models.published.family import ACTIVATIONS, Family
+from graphgen.models.published.family import Family
 from graphgen.operands import Array
 from graphgen.value import Tensor
 

@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 from graphgen import nn, ops
-from graphgen.models.published.config import Config
-from graphgen.models.published.family import ACTIVATIONS, Family, Source
+from graphgen.models.published.config import ACTIVATIONS, Config
+from graphgen.models.published.family import Family, Source
 from graphgen.models.published.heads import tasks
 from graphgen.models.published.specification import EncoderSpecification, Sight
 

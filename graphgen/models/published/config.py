@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from graphgen.errors import GraphgenError
 from graphgen.files import read_json
+from graphgen.nn.feed_forward import Activation
 
 T = TypeVar("T", bool, int, float, str)
 W = TypeVar("W")
@@ -36,6 +37,21 @@ _WITHOUT_EFFECT = re.compile(
     r"unsloth_\w+|sbert_ce_default_activation_function|sentence_transformers|max_sequence_length"
 )
 """Fields on how to train, store or generate: no tensor of a forward pass depends on them."""
+
+ACTIVATIONS: dict[str, Activation] = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
+    "quick_gelu": "quick_gelu",
+    "silu": "silu",
+    "swish": "silu",
+}
+"""What configurations call the activations of `nn.FeedForward`."""
 
 
 class Config:

@@ -6,10 +6,10 @@ from typing import Any
 
 from graphgen import nn, ops
 from graphgen.models.published.bert import NAMES, specification
-from graphgen.models.published.config import Config
+from graphgen.models.published.config import ACTIVATIONS, Config
 from graphgen.models.published.disentangled import DisentangledAttention, Distances
 from graphgen.models.published.encoder import Encoder
-from graphgen.models.published.family import ACTIVATIONS, Family, Source
+from graphgen.models.published.family import Family, Source
 from graphgen.models.published.heads import HEADS, MaskedLM, tasks
 from graphgen.models.published.specification import EncoderSpecification
 from graphgen.nn.feed_forward import ACTIVATIONS as FUNCTIONS

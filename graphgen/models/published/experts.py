@@ -1,4 +1,4 @@
-"""Decoders that route each token to a few experts: Mixtral, Qwen2-MoE, Qwen3-MoE and GPT-OSS."""
+"""Decoders that route each token to a few experts: Mixtral, Qwen2-MoE and Qwen3-MoE."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,11 +13,9 @@ from graphgen.models.published.named import (
     rms_norm,
     specification,
 )
-from graphgen.models.published.rope import given_parameters
 from graphgen.models.published.specification import Specification
 from graphgen.models.published.weights import Stack
 from graphgen.nn.module import Parameter, normal, zeros
-from graphgen.parts import Part
 from graphgen.value import Tensor
 
 
@@ -83,8 +81,8 @@ class Experts(nn.Module):
         return y
 
 
-def _sizes(config: Config, default: int, k: int) -> dict[str, Any]:
-    """How many experts there are, and how many of them a token uses."""
+def sizes_of(config: Config, default: int, k: int) -> dict[str, Any]:
+    """How many experts there are, and how many of them a token uses; other fields are checked."""
     experts = config.named("num_local_experts", "num_experts")
     found = config.take(experts, int, default)
     used = config.take("num_experts_per_tok", int, k)
@@ -98,7 +96,7 @@ def _sizes(config: Config, default: int, k: int) -> dict[str, Any]:
 def mixtral(config: Config) -> Specification:
     """Mixtral (arXiv 2401.04088): two of eight experts in every layer."""
     sizes = config.take("hidden_size", int), config.take("intermediate_size", int)
-    options = _sizes(config, 8, 2)
+    options = sizes_of(config, 8, 2)
     return specification(
         config,
         attention={"bias": False},
@@ -110,7 +108,7 @@ def qwen_moe(config: Config) -> Specification:
     """Qwen2-MoE and Qwen3-MoE (arXiv 2407.10671, 2505.09388): many small experts."""
     older = config.model_type == "qwen2_moe"
     features, layers = config.take("hidden_size", int), config.take("num_hidden_layers", int)
-    options = _sizes(config, *((60, 4) if older else (128, 8)))
+    options = sizes_of(config, *((60, 4) if older else (128, 8)))
     options["normalized"] = config.take("norm_topk_prob", bool, False)
     options["shared"] = config.take("shared_expert_intermediate_size", int, 5632) if older else 0
     hidden = config.take("moe_intermediate_size", int, 1408 if older else 768)
@@ -133,37 +131,6 @@ def qwen_moe(config: Config) -> Specification:
     make: Callable[[int], Any] = routed
     return specification(
         config, attention=attention, feed_forward=make, sights=all_turned(config, found)
-    )
-
-
-def gpt_oss(config: Config) -> Specification:
-    """GPT-OSS (arXiv 2508.10925): sinks, every other layer local, a limit on gates and values."""
-    sizes = config.take("hidden_size", int), config.take("intermediate_size", int)
-    layers = config.take("num_hidden_layers", int)
-    options = _sizes(config, 128, 4)
-    config.expect("experts_per_token", options["k"])
-    config.ignore("initial_context_length")  # rope_scaling says it, too
-    packing = config.raw("quantization_config", {"quant_method": "mxfp4"})
-    if not isinstance(packing, dict) or packing.get("quant_method") != "mxfp4":
-        config.refuse("quantization_config", packing, "absent, or an object of quant_method mxfp4")
-    limit = config.take("swiglu_limit", float, 7.0)
-    if limit <= 0.0:
-        config.refuse("swiglu_limit", limit, "above 0")
-    options["activation_alpha"] = config.take("swiglu_alpha", float, 1.702)
-    options |= {"activation_beta": 1.0, "swiglu_limit": limit, "bias": True}
-    window = config.optional("sliding_window", int, 128)
-    found = layer_windows(config, window, [i % 2 == 0 for i in range(layers)])
-    parameters = given_parameters(config) or {
-        "rope_type": "yarn",
-        "factor": 32.0,
-        "truncate": False,
-        "original_max_position_embeddings": 4096,
-    }
-    return specification(
-        config,
-        attention={"sinks": True},
-        feed_forward=lambda number: Experts(*sizes, normalized=True, **options),
-        sights=all_turned(config, found, parameters=parameters),
     )
 
 
@@ -190,11 +157,4 @@ FAMILIES = {
         **_stacks("w1", "w3", outer="w2"),
     ),
     **dict.fromkeys(("qwen2_moe", "qwen3_moe"), _QWEN),
-    "gpt_oss": family(
-        gpt_oss,
-        inner=Part("experts.gate_up_proj", turned=True),
-        inner_bias="experts.gate_up_proj_bias",
-        outer=Part("experts.down_proj", turned=True),
-        outer_bias="experts.down_proj_bias",
-    ),
 }

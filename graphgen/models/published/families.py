@@ -13,6 +13,7 @@ from graphgen.models.published import (
     falcon,
     gemma,
     gpt2,
+    gpt_oss,
     llama,
     modernbert,
     mpnet,
@@ -29,6 +30,7 @@ from graphgen.models.published.family import Family
 FAMILIES: dict[str, Family] = {
     **llama.FAMILIES,
     **experts.FAMILIES,
+    **gpt_oss.FAMILIES,
     **gemma.FAMILIES,
     **cohere.FAMILIES,
     **neox.FAMILIES,

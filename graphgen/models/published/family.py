@@ -1,7 +1,7 @@
 """What a family of checkpoints is: its tasks, and what its weights are called."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, TypeAlias
@@ -14,27 +14,10 @@ from graphgen.models.published.fresh import Fresh
 from graphgen.models.published.mxfp4 import unpacked
 from graphgen.models.published.packed import few_bits, keep
 from graphgen.models.published.weights import Stack, lazily, misfit, part_of, stacked, stored_names
-from graphgen.nn.feed_forward import Activation
 from graphgen.nn.linear import Linear
 from graphgen.nn.module import Module, Parameter, TensorSpec, members
 from graphgen.parts import Part
 from graphgen.safetensors import Weight
-
-ACTIVATIONS: dict[str, Activation] = {
-    "relu": "relu",
-    "gelu": "gelu",
-    "gelu_python": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_accurate": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_python_tanh": "gelu_tanh",
-    "quick_gelu": "quick_gelu",
-    "silu": "silu",
-    "swish": "silu",
-}
-"""What configurations call the activations of `nn.FeedForward`."""
-
 
 Source: TypeAlias = str | Part | Stack | Callable[[Any], Part]
 """What a checkpoint calls a parameter; a function gets the module that holds the packed one."""
@@ -60,7 +43,8 @@ class Family:
     further copies to the original.
     Weights that begin with `prefix` do so in checkpoints with a head; in those of the body alone
     they need not. `unused` is a pattern of weights that checkpoints may hold and the task may leave
-    out. Products are x W in graphs; published weights are Wᵀ if `transposed`.
+    out. Products are x W in graphs; published weights are Wᵀ if `transposed`. Parameters whose last
+    name is in `swapped` are stored with their last two axes swapped, too.
     """
 
     tasks: Mapping[str, Callable[[Config], Any]]
@@ -71,6 +55,7 @@ class Family:
     same: Mapping[str, str] = field(default_factory=dict)
     prefix: str = ""
     transposed: bool = True
+    swapped: Collection[str] = ()
 
     def sources(self, module: Module) -> dict[str, Part | Stack]:
         """The weight of each parameter: its name in the checkpoint, and which part of it."""
@@ -93,6 +78,18 @@ class Family:
             parts.append(found)
             outer, inside = piece, f"{inside}.{piece}".removeprefix(".")
         return part._replace(name=".".join(filter(None, parts)))
+
+    def turned(self, module: Module) -> set[str]:
+        """The parameters whose last two axes are swapped in the checkpoint."""
+        return {
+            path
+            for path, item in members(module)
+            if isinstance(item, Parameter) and path.rpartition(".")[2] in self.swapped
+        } | {
+            f"{path}.weight"
+            for path, item in members(module)
+            if isinstance(item, Linear) and self.transposed
+        }
 
     def modules(self, module: Module, *, body: bool) -> dict[str, Part]:
         """What the checkpoint calls each linear layer; of the `body` alone, without the prefix."""
@@ -159,14 +156,13 @@ class Family:
 
         What is missing is `fresh` where it may be, as is what has another size in a head.
         """
-        turn = {f"{p}.weight" for p, item in members(module) if isinstance(item, Linear)}
-        stored = self.current(stored)
+        turning, stored = self.turned(module), self.current(stored)
         bare = bool(self.prefix) and not any(name.startswith(self.prefix) for name in stored)
         found, used = dict[str, ir.TensorProtocol](), set[str]()
         problems = list[str]()
         own = {path: item for path, item in members(module) if isinstance(item, Parameter)}
         for path, source in self.sources(module).items():
-            shape, turned = own[path].shape, self.transposed and path in turn
+            shape, turned = own[path].shape, path in turning
             if isinstance(source, Stack):
                 rows = [[n.format(row) for n in source.names] for row in range(shape[0])]
                 size = shape[1] // len(source.names)

@@ -4,9 +4,9 @@ import math
 from functools import partial
 
 from graphgen import nn
-from graphgen.models.published.config import Config
+from graphgen.models.published.config import ACTIVATIONS, Config
 from graphgen.models.published.decoder import tasks
-from graphgen.models.published.family import ACTIVATIONS, Family
+from graphgen.models.published.family import Family
 from graphgen.models.published.specification import Sight, Specification
 from graphgen.parts import Part
 

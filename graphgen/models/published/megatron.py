@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from graphgen import nn
-from graphgen.models.published.config import Config
-from graphgen.models.published.family import ACTIVATIONS, Source
+from graphgen.models.published.config import ACTIVATIONS, Config
+from graphgen.models.published.family import Source
 from graphgen.operands import Array
 from graphgen.parts import Part
 

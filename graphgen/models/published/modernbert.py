@@ -4,9 +4,9 @@ from functools import partial
 from typing import Any
 
 from graphgen import nn
-from graphgen.models.published.config import Config
+from graphgen.models.published.config import ACTIVATIONS, Config
 from graphgen.models.published.encoder import Encoder
-from graphgen.models.published.family import ACTIVATIONS, Family
+from graphgen.models.published.family import Family
 from graphgen.models.published.heads import HEADS, Span, TokenClassifier, tasks
 from graphgen.models.published.named import layer_windows
 from graphgen.models.published.poolings import first, mean

@@ -5,9 +5,9 @@ from functools import partial
 from typing import Any
 
 from graphgen import nn
-from graphgen.models.published.config import Config
+from graphgen.models.published.config import ACTIVATIONS, Config
 from graphgen.models.published.decoder import tasks
-from graphgen.models.published.family import ACTIVATIONS, Family, Source
+from graphgen.models.published.family import Family, Source
 from graphgen.models.published.rope import rotary
 from graphgen.models.published.specification import Sight, Specification
 

@@ -4,8 +4,8 @@ from functools import partial
 
 from graphgen import nn
 from graphgen.models.published.bert import NAMES
-from graphgen.models.published.config import Config
-from graphgen.models.published.family import ACTIVATIONS, Family
+from graphgen.models.published.config import ACTIVATIONS, Config
+from graphgen.models.published.family import Family
 from graphgen.models.published.heads import HEADS, tasks
 from graphgen.models.published.rope import rotary
 from graphgen.models.published.specification import EncoderSpecification, Sight

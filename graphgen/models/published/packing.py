@@ -40,6 +40,9 @@ def packing_of(config: Config) -> Packing | None:
         return None
     own = config.part("quantization_config", "quantization_config")
     method = own.take("quant_method", str)
+    if method == "mxfp4" and config.model_type == "gpt_oss":  # read as floats
+        own.raw("modules_to_not_convert")
+        return None
     if method not in ("gptq", "awq"):
         own.refuse("quant_method", method, "gptq or awq: give the checkpoint of floats")
     awq = method == "awq"

@@ -7,10 +7,10 @@ from typing import Any
 import onnx_ir as ir
 
 from graphgen import nn, ops
-from graphgen.models.published.config import Config
+from graphgen.models.published.config import ACTIVATIONS, Config
 from graphgen.models.published.encoder import TOKENS
 from graphgen.models.published.encoder_decoder import Side, Specification, Stack, tasks
-from graphgen.models.published.family import ACTIVATIONS, Family
+from graphgen.models.published.family import Family
 from graphgen.models.published.heads import Vectors
 from graphgen.nn.feed_forward import Activation
 from graphgen.nn.module import TensorSpec

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from graphgen import nn, ops
-from graphgen.models.published.config import Config
-from graphgen.models.published.family import ACTIVATIONS
+from graphgen.models.published.config import ACTIVATIONS, Config
 from graphgen.nn.module import Parameter, TensorSpec, float32, normal, ones, zeros
 from graphgen.ops.resizing import resize
 from graphgen.value import Tensor

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from graphgen import nn, ops
-from graphgen.models.published.config import Config
-from graphgen.models.published.family import ACTIVATIONS, Family
+from graphgen.models.published.config import ACTIVATIONS, Config
+from graphgen.models.published.family import Family
 from graphgen.models.published.heads import labels
 from graphgen.models.published.poolings import first
 from graphgen.models.published.vision import Encoder, pair, parts, picture

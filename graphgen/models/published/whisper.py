@@ -4,9 +4,9 @@ from typing import Any
 
 from graphgen import nn, ops
 from graphgen.models.published.bart import NAMES
-from graphgen.models.published.config import Config
+from graphgen.models.published.config import ACTIVATIONS, Config
 from graphgen.models.published.encoder_decoder import Layer, Side, Stack
-from graphgen.models.published.family import ACTIVATIONS, Family
+from graphgen.models.published.family import Family
 from graphgen.models.published.seq2seq import ENCODER, Seq2Seq
 from graphgen.nn.module import Parameter, float32, normal
 from graphgen.value import Tensor
