@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from published_decoders import DECODERS, fields, weight
+from random_checkpoints import write_weights
 
 import graphgen as gg
 from graphgen.models.published import from_folder
@@ -130,6 +131,23 @@ def test_tokens_of_the_cache_in_place(which: str, tmp_path: Path) -> None:
         options = {"max_new_tokens": 32, "do_sample": False, "eos_token_id": None}
         wanted = module.generate(torch.tensor([prompt]), pad_token_id=0, **options)
         assert tokens == wanted[0, len(prompt) :].tolist()
+
+
+def test_four_bits_are_the_numbers_of_transformers(tmp_path: Path) -> None:
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    from graphgen.models.published.mxfp4 import unpacked
+    from graphgen.models.published.weights import read_weights
+
+    random = np.random.default_rng(0)
+    blocks = random.integers(0, 256, (3, 10, 2, 16)).astype(np.uint8)
+    scales = random.integers(90, 160, (3, 10, 2)).astype(np.uint8)
+    given = {"w_blocks": blocks, "w_scales": scales}
+    write_weights(tmp_path / "model.safetensors", given)
+    found = unpacked(read_weights(tmp_path))["w"]
+    wanted = convert_moe_packed_tensors(*map(torch.from_numpy, given.values())).float().numpy()
+    assert found.shape == wanted.shape
+    np.testing.assert_array_equal(found.read(), wanted)
 
 
 CLASSIFIERS = [
