@@ -20,7 +20,6 @@ from graphgen.files import present, read_json
 from graphgen.graph import ModelLike, model_in
 from graphgen.match import Miss
 from graphgen.op import is_a
-from graphgen.operands import Array
 from graphgen.passes import optimize
 from graphgen.passes.decoding import CAPACITY, in_place, keep_last, lacks
 from graphgen.targets import TargetName, target as find_target
@@ -99,17 +98,26 @@ def write_folder(
 
 
 def write_checkpoint(
-    source: Path, out: Path, weights: Mapping[str, Array], fields: Mapping[str, Any]
+    source: Path,
+    out: Path,
+    weights: Mapping[str, ir.TensorProtocol],
+    fields: Mapping[str, Any],
+    most: int,
 ) -> Path:
     """Write the folder of a checkpoint: weights, and the files about it that `source` has.
 
-    `fields` replace those that its config.json has. The folder is complete or absent. Raises
-    GraphgenError if `out` exists and holds something: it could be a checkpoint without a copy.
+    `fields` replace those that its config.json has. Weights of more than `most` bytes are several
+    files and an index, as transformers writes them; one weight at a time is in memory. The folder
+    is complete or absent. Raises GraphgenError if `out` exists and holds something: it could be a
+    checkpoint without a copy.
     """
     who = f"export({out.name})"
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         what = "holds files" if out.is_dir() else "is a file"
         raise GraphgenError(f"{who}: {out} exists and {what}; remove it, or choose another place")
+    parts = safetensors.shards(weights, most)
+    names = [f"model-{i:05}-of-{len(parts):05}.safetensors" for i in range(1, len(parts) + 1)]
+    names = names if len(parts) > 1 else ["model.safetensors"]
     try:
         with in_place_of(Path(os.path.realpath(out))) as folder:
             _copy(source, folder, (*COPIED, "tokenizer_config.json"))
@@ -119,8 +127,15 @@ def write_checkpoint(
             config |= {name: value for name, value in fields.items() if name in config}
             text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
             (folder / "config.json").write_text(text, encoding="utf-8")
-            with (folder / "model.safetensors").open("wb") as stream:
-                safetensors.write(stream, weights, {"format": "pt"})
+            for name, part in zip(names, parts, strict=True):
+                with (folder / name).open("wb") as stream:
+                    safetensors.write(stream, part, {"format": "pt"})
+            if len(parts) > 1:
+                size = sum(tensor.nbytes for tensor in weights.values())
+                listed = {n: file for file, part in zip(names, parts, strict=True) for n in part}
+                index = {"metadata": {"total_size": size}, "weight_map": listed}
+                text = json.dumps(index, indent=2, sort_keys=True) + "\n"
+                (folder / "model.safetensors.index.json").write_text(text, encoding="utf-8")
     except OSError as error:
         raise GraphgenError(f"{who}: {out} cannot be written: {error.strerror}") from error
     return out

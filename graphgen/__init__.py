@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # others import a name when it is first used: see `_Roof`
     from graphgen.nn.module import bfloat16, bool_, build, float16, float32, float64, int32, int64
     from graphgen.passes import optimize
     from graphgen.passes.training.adapters import LoRA
-    from graphgen.train import Trainer, TrainingSession, schedule
+    from graphgen.train import Trainer, TrainingSession, schedule, to_checkpoint
     from graphgen.value import Tensor
 
 __all__ = [
@@ -74,6 +74,7 @@ __all__ = [
     "ops",
     "optimize",
     "schedule",
+    "to_checkpoint",
 ]
 
 _HOMES = {
@@ -96,7 +97,7 @@ _HOMES = {
     "nn.module": "bfloat16 bool_ build float16 float32 float64 int32 int64",
     "passes": "optimize",
     "passes.training.adapters": "LoRA",
-    "train": "Trainer TrainingSession schedule",
+    "train": "Trainer TrainingSession schedule to_checkpoint",
     "value": "Tensor",
 }
 """The same imports, for `_Roof`."""

@@ -118,23 +118,39 @@ def _size(value: Any) -> int:
 def to_bytes(arrays: Mapping[str, Array]) -> bytes:
     """The content of a file with these arrays."""
     stream = BytesIO()
-    write(stream, arrays)
+    write(stream, {name: ir.tensor(array) for name, array in arrays.items()})
     return stream.getvalue()
 
 
 def write(
-    stream: BinaryIO, arrays: Mapping[str, Array], metadata: Mapping[str, str] | None = None
+    stream: BinaryIO,
+    tensors: Mapping[str, ir.TensorProtocol],
+    metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Write a file with these arrays, one by one; `metadata` are words about it."""
+    """Write a file with these tensors, one read after the other; `metadata` are words about it."""
     kinds = {dtype: kind for kind, dtype in _DTYPES.items()}
     header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
     end = 0
-    for name, array in arrays.items():
-        ends = [end, end := end + array.nbytes]
-        kind = kinds[ir.DataType.from_numpy(array.dtype)]
-        header[name] = {"dtype": kind, "shape": array.shape, "data_offsets": ends}
+    for name, tensor in tensors.items():
+        ends = [end, end := end + tensor.nbytes]
+        shape = tensor.shape.numpy()
+        header[name] = {"dtype": kinds[tensor.dtype], "shape": shape, "data_offsets": ends}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     stream.write(len(text).to_bytes(8, "little") + text)
-    for array in arrays.values():
-        stream.write(np.ascontiguousarray(array).tobytes())
+    for tensor in tensors.values():
+        stream.write(np.ascontiguousarray(tensor.numpy()).reshape(-1).view(np.uint8).data)
+
+
+def shards(
+    tensors: Mapping[str, ir.TensorProtocol], most: int
+) -> list[Mapping[str, ir.TensorProtocol]]:
+    """The tensors in order, apart where the next one would exceed this many bytes."""
+    parts, size = [dict[str, ir.TensorProtocol]()], 0
+    for name, tensor in tensors.items():
+        if parts[-1] and size + tensor.nbytes > most:
+            parts.append({})
+            size = 0
+        parts[-1][name] = tensor
+        size += tensor.nbytes
+    return [*parts]

@@ -85,7 +85,7 @@ PUBLIC = set(
     "generate "
     "artifacts Trainer TrainingSession AdamW SGD LoRA Loss Adapter grad nn ops Tensor schedule "
     "GraphgenError GraphgenWarning GateError float64 float32 float16 bfloat16 int64 int32 "
-    "bool_ Group".split()
+    "bool_ Group to_checkpoint".split()
 )
 
 SOURCES = sorted(

@@ -170,6 +170,60 @@ def test_a_trained_folder_goes_back_to_its_checkpoint(tmp_path, capsys):
     assert not (tmp_path / "new").exists()
 
 
+def test_an_adapter_of_several_graphs_and_weights_in_several_files(tmp_path):
+    """Updates of an encoder's and a decoder's products, in files as transformers cuts them."""
+    source = random_checkpoint(tmp_path / "t5", SEQ2SEQ["t5"])
+    out, run, back = tmp_path / "out", tmp_path / "run", tmp_path / "back"
+    assert main(["build", str(source), "-o", str(out)]) == 0
+    random = np.random.default_rng(0)
+
+    def trained(*modules):
+        matrices = {}
+        for name in modules:
+            rows = 200 if name == "shared" else 64
+            matrices[name + A] = random.standard_normal((2, 64)).astype(np.float32)
+            matrices[name + B] = random.standard_normal((rows, 2)).astype(np.float32)
+        noted = {"rank": 2, "alpha": 4.0, "rank_stabilized": False, "dropout": 0.0}
+        saved = Checkpoint(matrices, {})
+        saved.properties[LORA] = json.dumps({**noted, "modules": [*modules]})
+        saved.save(run)
+        return matrices
+
+    names = {
+        "encoder.layers.1.attention.value": "encoder.block.1.layer.0.SelfAttention.v.weight",
+        "decoder.layers.0.cross_attention.key": "decoder.block.0.layer.1.EncDecAttention.k.weight",
+    }
+    matrices, before = trained(*names), read_weights(source)
+    made = gg.to_checkpoint(out, run, back, shard=100_000)
+    after = read_weights(back)
+    assert after.keys() == made.weights.keys() and {*names.values()} <= after.keys()
+    for name, weight in after.items():
+        wanted = before[name].read()
+        for module in (m for m, own in names.items() if own == name):
+            wanted = wanted + 2 * matrices[module + B] @ matrices[module + A]
+        np.testing.assert_allclose(weight.read(), wanted, rtol=1e-6, atol=1e-6, err_msg=name)
+    index = json.loads((back / "model.safetensors.index.json").read_text())
+    files = sorted({*index["weight_map"].values()})
+    sizes = dict.fromkeys(files, 0)
+    for name, tensor in made.weights.items():
+        sizes[index["weight_map"][name]] += tensor.nbytes
+    assert len(files) > 5 and sum(sizes.values()) == index["metadata"]["total_size"]
+    assert files[0] == f"model-00001-of-{len(files):05}.safetensors"
+    assert max(sizes.values()) <= 100_000
+
+    for modules, problem in (
+        (["decoder.layers.0.nothing"], "a matrix .* for module decoder.layers.0.nothing"),
+        (["shared"], "changes shared.weight for this module only, and .* reads it, too"),
+    ):
+        trained(*modules)
+        with pytest.raises(GraphgenError, match=problem):
+            gg.to_checkpoint(out, run, tmp_path / "none")
+    trained(*names)
+    with pytest.raises(GraphgenError, match="shard is 0"):
+        gg.to_checkpoint(out, run, tmp_path / "none", shard=0)
+    assert not (tmp_path / "none").exists()
+
+
 def test_graphs_that_say_nothing_or_have_few_bits_do_not_go_back(tmp_path):
     source = random_checkpoint(tmp_path / "source", ENCODERS["bert"])
     config = Config.read(source / "config.json")

@@ -2,8 +2,10 @@
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import product
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -11,9 +13,10 @@ import onnx_ir as ir
 from graphgen.errors import GraphgenError
 from graphgen.graph import constant, parameters
 from graphgen.models.published.config import Config
-from graphgen.models.published.weights import Stack, converted, unstacked
+from graphgen.models.published.weights import Stack, converted, lazily, unstacked
 from graphgen.nn.module import Module, Parameter, members
 from graphgen.operands import Array
+from graphgen.parts import Part
 from graphgen.safetensors import Weight
 
 if TYPE_CHECKING:
@@ -26,9 +29,12 @@ others, and whether its names are `bare`, without the prefix of the body."""
 
 
 class Checkpoint(NamedTuple):
-    """The weights of a checkpoint, and the names of those whose dtype holds them less exactly."""
+    """The weights of a checkpoint, which are made when they are read, one at a time.
 
-    weights: dict[str, Array]
+    `rounded` are the names of those read so far whose dtype holds them less exactly.
+    """
+
+    weights: Mapping[str, ir.TensorProtocol]
     rounded: list[str]
 
 
@@ -42,9 +48,15 @@ def note(task: str, stored: Mapping[str, Weight], *, several: bool, bare: bool) 
 
 
 def stored_weights(
-    config: Config, family: "Family", models: Sequence[ir.Model], dtype: ir.DataType | None = None
+    config: Config,
+    family: "Family",
+    models: Sequence[ir.Model],
+    dtype: ir.DataType | None = None,
+    updates: Mapping[str, Callable[[], Array]] | None = None,
 ) -> Checkpoint:
     """The weights of a checkpoint of its graphs: in `dtype`, or as each was stored.
+
+    `updates` make what is added to a parameter, by its name.
 
     Raises GraphgenError for graphs that do not say what they were built from, or lack weights.
     """
@@ -73,14 +85,26 @@ def stored_weights(
             "of its size: they are in few bits or half precision, or of another configuration; "
             "build the folder without --quantize and --dtype"
         )
-    weights, rounded = dict[str, Array](), list[str]()
-    for name, array in _joined(family, module, arrays):
-        short = name.removeprefix(family.prefix)
-        kept = noted.dtypes.get(name, noted.dtypes.get(short, noted.dtype))
-        made = converted(array, ir.DataType[kept] if dtype is None else dtype, name)
-        weights[short if noted.bare else name] = made
+    added = updates or {}
+
+    def read(path: str) -> Array:
+        return arrays[path] + added[path]() if path in added else arrays[path]
+
+    weights, rounded = dict[str, ir.TensorProtocol](), list[str]()
+
+    def stored(name: str, kind: ir.DataType, make: Callable[[], Array]) -> Array:
+        array = make()
+        made = converted(array, kind, name)
         if made.dtype != array.dtype and not np.array_equal(made.astype(array.dtype), array):
             rounded.append(name)
+        return made
+
+    for name, (shape, make) in _joined(family, module, shapes, read).items():
+        short = name.removeprefix(family.prefix)
+        kept = noted.dtypes.get(name, noted.dtypes.get(short, noted.dtype))
+        kind = ir.DataType[kept] if dtype is None else dtype
+        given = short if noted.bare else name
+        weights[given] = lazily(shape, kind, given, partial(stored, name, kind, make))
     return Checkpoint(weights, rounded)
 
 
@@ -118,29 +142,55 @@ def _parameters(module: Module) -> Iterator[tuple[str, Parameter]]:
     return ((path, item) for path, item in members(module) if isinstance(item, Parameter))
 
 
+_Made: TypeAlias = tuple[tuple[int, ...], Callable[[], Array]]
+"""The shape of an array, and what makes it."""
+
+
 def _joined(
-    family: "Family", module: Module, arrays: Mapping[str, Array]
-) -> Iterator[tuple[str, Array]]:
+    family: "Family",
+    module: Module,
+    shapes: Mapping[str, tuple[int, ...]],
+    read: Callable[[str], Array],
+) -> dict[str, _Made]:
     """The checkpoint's weights: what `Family.weights` takes apart, stacks and transposes."""
     turning = family.turned(module)
-    wholes, filled, turned = dict[str, Array](), Counter[str](), set[str]()
+    found, parts, turned = dict[str, _Made](), dict[str, dict[str, Part]](), set[str]()
     for path, source in family.sources(module).items():
-        array = arrays[path]
+        shape = shapes[path]
         if isinstance(source, Stack):
-            for row, rows in enumerate(array):
-                for name, piece in zip(source.names, unstacked(rows, source), strict=True):
-                    yield name.format(row), piece
+            size = (shape[1] // len(source.names), *shape[2:])
+            for row, (i, name) in product(range(shape[0]), enumerate(source.names)):
+                found[name.format(row)] = size, partial(_row, read, path, row, source, i)
             continue
-        name = source.name
         if path in turning:
-            turned.add(name)
+            turned.add(source.name)
         if source.of == source.width:
-            yield name, np.swapaxes(array, -1, -2) if name in turned else array
-            continue
-        size = source.whole(array.shape[-1])
-        whole = wholes.setdefault(name, np.zeros((*array.shape[:-1], size), np.float32))
-        whole[..., source.outputs(size)] = array
-        filled[name] += array.shape[-1]
-    for name, whole in wholes.items():
-        assert filled[name] == whole.shape[-1], name
-        yield name, np.swapaxes(whole, -1, -2) if name in turned else whole
+            parts[source.name] = {path: source}
+        else:
+            parts.setdefault(source.name, {})[path] = source
+    for name, own in parts.items():
+        path, part = next(iter(own.items()))
+        before = shapes[path]
+        whole = (*before[:-1], part.whole(before[-1])) if before else before
+        assert sum(shapes[p][-1] for p in own if before) == sum(whole[-1:]), name
+        size = (*whole[:-2], *whole[:-3:-1]) if name in turned else whole
+        found[name] = size, partial(_whole, read, own, whole, name in turned)
+    return found
+
+
+def _row(read: Callable[[str], Array], path: str, row: int, source: Stack, number: int) -> Array:
+    return unstacked(read(path)[row], source)[number]
+
+
+def _whole(
+    read: Callable[[str], Array], parts: Mapping[str, Part], shape: tuple[int, ...], turned: bool
+) -> Array:
+    """A weight that is stored as one, of its parts."""
+    [(path, part), *more] = parts.items()
+    if not more and part.of == part.width:
+        array = read(path)
+    else:
+        array = np.zeros(shape, np.float32)
+        for path, part in parts.items():
+            array[..., part.outputs(shape[-1])] = read(path)
+    return np.swapaxes(array, -1, -2) if turned else array
