@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from graphgen.errors import GraphgenError, near, warn
 from graphgen.header import mentions
+from graphgen.processor import FITS, processor
 from graphgen.providers import (
     CPU,
     CUDA,
@@ -28,9 +29,21 @@ from graphgen.providers import (
     proto_of,
     runtime_message,
 )
+from graphgen.version import minor
+
+_EXACT = "session.x64quantprecision"
+"""The session option that sums products of int8 in 32 bits, with slower kernels."""
+
+_AS_FLOATS = "session.disable_quant_qdq"
+"""The session option that leaves QuantizeLinear and DequantizeLinear as they are."""
+
+_HEEDED = ("ENABLE_EXTENDED", "ENABLE_LAYOUT", "ENABLE_ALL")  # levels at which that option works
 
 _RESTORES = "Dequantize"
 """How the operators begin that make floats of integers."""
+
+_ROUNDS = "Quantize"
+"""How those begin that make integers of floats."""
 
 
 def open_session(
@@ -114,6 +127,9 @@ def _load_error(
     elif lacking := re.search(r"not find an implementation for (\w+)\(\d+\)", reason):
         problem = f"{lacking[1]} of a dtype or version for which {runtime} has no kernel on this "
         problem += f"machine: run it where it was built for, or build it for this one ({reason})"
+    elif "QuantizeLinear_" in reason and "does not match expected type" in reason:
+        problem = "integers without a zero point, which this runtime takes for unsigned ones; "
+        problem += f"upgrade onnxruntime (now {ort.__version__}) to 1.28 or later ({reason})"
     elif "external" in reason.lower():
         problem = "weights outside itself that are missing or cut short; put that data file back "
         problem += f"next to the model and load the model by its path ({reason})"
@@ -150,24 +166,72 @@ def session_options(who: str, ort: Any, settings: Mapping[str, Any]) -> tuple[An
     return options, config
 
 
-def fails_unsigned(model: str | os.PathLike[str] | bytes) -> bool:
+def keep_integers(
+    who: str,
+    ort: Any,
+    model: str | os.PathLike[str] | bytes,
+    needs: str | None,
+    settings: dict[str, Any],
+) -> None:
+    """Set the options without which the runtime cuts off integers, or the sums of int8 products.
+
+    A file that says that its sums fit needs none for them. Any other may have such products, and
+    only the runtime's extended optimizations can replace them. Where that option fails, and where
+    the runtime would take integers for unsigned ones, products between QuantizeLinear and
+    DequantizeLinear are calculated in float32, as the file says.
+    """
+    if _loses_signs(model, minor(ort.__version__)):
+        settings.setdefault(_AS_FLOATS, "1")
+    if needs == FITS or not processor().saturates:
+        return
+    level = str(settings.get("graph_optimization_level", "ENABLE_ALL")).upper()
+    exact = level.endswith(_HEEDED) and str(settings.setdefault(_EXACT, "1")) == "1"
+    if exact and _fails_unsigned(model):
+        settings.setdefault(_AS_FLOATS, "1")
+    if needs is not None:
+        effect = "runs exactly by slower kernels" if exact else "gives wrong numbers"
+        warn(f"{who}: the file needs {needs}; on this processor ({processor()}) it {effect}")
+
+
+def _fails_unsigned(model: str | os.PathLike[str] | bytes) -> bool:
     """Whether session.x64quantprecision fails on a file (seen in onnxruntime 1.32).
 
     It makes the int8 constants of DequantizeLinear uint8. One that two nodes read is then an error,
     and weights with a scale per channel or block and no zero points get a single one, which the
     kernel refuses.
     """
-    if not mentions(model, _RESTORES.encode()):  # almost every file, which is then not parsed
-        return False
-    try:
-        graphs = [*graphs_of(proto_of(model).graph)]
-    except DecodeError:  # which the runtime reports
-        return False
+    graphs = _restoring(model)
     int8 = {x.name for g in graphs for x in g.initializer if x.data_type == onnx.TensorProto.INT8}
-    nodes = (node for graph in graphs for node in graph.node)
-    restored = [n.input for n in nodes if n.op_type.startswith(_RESTORES) and int8 & {*n.input}]
+    restored = [node.input for node in _named(graphs, _RESTORES) if int8 & {*node.input}]
     changed = Counter(name for inputs in restored for name in inputs if name in int8)
     return any(len(inputs) < 3 for inputs in restored) or any(n > 1 for n in changed.values())
+
+
+def _loses_signs(model: str | os.PathLike[str] | bytes, runtime: tuple[int, ...]) -> bool:
+    """Whether the runtime may cut off integers below zero, or refuse the file.
+
+    It puts QuantizeLinear and DequantizeLinear, with the same scale, behind a Transpose or Reshape
+    and their like that reads a DequantizeLinear. Without a zero point that gives uint8, whatever
+    the integers were. From 1.28 on, it knows the type of constants and of what was just quantized.
+    """
+    graphs = _restoring(model)
+    known = {x.name for g in graphs for x in g.initializer}
+    known |= {y for node in _named(graphs, _ROUNDS) for y in node.output}
+    unsigned = (n for n in _named(graphs, _RESTORES) if len(n.input) < 3 or not n.input[2])
+    return any(runtime < (1, 28) or node.input[0] not in known for node in unsigned)
+
+
+def _restoring(model: str | os.PathLike[str] | bytes) -> list[onnx.GraphProto]:
+    """The graphs of a file that names DequantizeLinear; no other file is parsed."""
+    try:
+        known = mentions(model, _RESTORES.encode())
+        return [*graphs_of(proto_of(model).graph)] if known else []
+    except DecodeError:  # which the runtime reports
+        return []
+
+
+def _named(graphs: Iterable[onnx.GraphProto], start: str) -> list[onnx.NodeProto]:
+    return [node for graph in graphs for node in graph.node if node.op_type.startswith(start)]
 
 
 def unknown(role: str, name: str, known: Iterable[str]) -> str:

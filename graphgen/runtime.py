@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from graphgen.display import fields, listed, on_screen
 from graphgen.errors import GraphgenError, warn
 from graphgen.header import read_header
-from graphgen.opening import fails_unsigned, open_session, session_options, unknown
+from graphgen.opening import keep_integers, open_session, session_options, unknown
 from graphgen.plan import Plan, TensorType
-from graphgen.processor import FITS, INT8_KEY, processor
+from graphgen.processor import INT8_KEY, processor
 from graphgen.providers import (
     CPU,
     Provider,
@@ -50,14 +50,6 @@ DISABLED = "optimization.disable_specified_optimizers"
 QUIET = {"session.force_spinning_stop": "1"}
 """For sessions that run in turn: idle threads of one would take the cores of the next."""
 
-_EXACT = "session.x64quantprecision"
-"""The session option that sums products of int8 in 32 bits, with slower kernels."""
-
-_AS_FLOATS = "session.disable_quant_qdq"
-"""The session option that leaves QuantizeLinear and DequantizeLinear as they are."""
-
-_HEEDED = ("ENABLE_EXTENDED", "ENABLE_LAYOUT", "ENABLE_ALL")  # levels at which that option works
-
 _REINSTALL = (
     "run `pip uninstall -y onnxruntime onnxruntime-gpu`, then "
     '`pip install "graphgen-onnx[cpu]"`, or `pip install "graphgen-onnx[gpu]"` for CUDA'
@@ -70,8 +62,9 @@ class Session:
     `model` is a path or the bytes of a serialized model. The first of these that sets an option
     wins: the arguments `threads` and `optimize=False`; `options`; the JSON object that the file
     keeps under its metadata key "graphgen.session_options"; session.x64quantprecision=1 where the
-    processor would cut off sums of int8 and the file does not say that they fit, with
-    session.disable_quant_qdq=1 where that fails; the runtime. The keys execution_order,
+    processor would cut off sums of int8 and the file does not say that they fit;
+    session.disable_quant_qdq=1 where that fails, and where the runtime takes integers without a
+    zero point for unsigned ones; the runtime. The keys execution_order,
     enable_mem_pattern, enable_mem_reuse, graph_optimization_level and intra_op_num_threads set
     that attribute of the runtime's SessionOptions; every other key is a session config entry.
 
@@ -105,7 +98,7 @@ class Session:
             settings["graph_optimization_level"] = "DISABLE_ALL"
         if threads is not None:
             settings["intra_op_num_threads"] = str(threads)
-        _sum_exactly(self._who, model, metadata.get(INT8_KEY), settings)
+        keep_integers(self._who, ort, model, metadata.get(INT8_KEY), settings)
         asked, config = session_options(self._who, ort, settings)
         if profile is not None:
             asked.enable_profiling, asked.profile_file_prefix = True, profile
@@ -426,29 +419,6 @@ def _metadata_options(who: str, metadata: Mapping[str, str]) -> dict[str, Any]:
         if isinstance(options, dict):
             return options
     raise GraphgenError(f"{who}: metadata {OPTIONS_KEY!r} is {text!r}; it must be a JSON object")
-
-
-def _sum_exactly(
-    who: str,
-    model: str | os.PathLike[str] | bytes,
-    needs: str | None,
-    settings: dict[str, Any],
-) -> None:
-    """Set the option for exact sums of int8 where the processor would cut them off.
-
-    A file that says that its sums fit needs no option. Any other may have such products, and only
-    the runtime's extended optimizations can replace them. Where the option fails, products between
-    QuantizeLinear and DequantizeLinear are calculated in float32, as the file says.
-    """
-    if needs == FITS or not processor().saturates:
-        return
-    level = str(settings.get("graph_optimization_level", "ENABLE_ALL")).upper()
-    exact = level.endswith(_HEEDED) and str(settings.setdefault(_EXACT, "1")) == "1"
-    if exact and fails_unsigned(model):
-        settings.setdefault(_AS_FLOATS, "1")
-    if needs is not None:
-        effect = "runs exactly by slower kernels" if exact else "gives wrong numbers"
-        warn(f"{who}: the file needs {needs}; on this processor ({processor()}) it {effect}")
 
 
 def return_memory() -> None:

@@ -12,7 +12,7 @@ from onnx_cases import Case, Verdict, cases, check, misfit, same
 import graphgen as gg
 from graphgen import ops
 from graphgen.export.write import to_bytes
-from graphgen.targets.tables import minor
+from graphgen.version import minor
 
 MODULES = (
     "attention averagepool castlike dequantizelinear einsum groupnormalization if_ loop lstm "

@@ -115,7 +115,8 @@ def _runtime(installed: dict[str, str | None]) -> dict[str, Any]:
     from graphgen.processor import described, instructions, processor
     from graphgen.runtime import import_runtime
     from graphgen.targets.kernels import measured
-    from graphgen.targets.tables import committed, minor
+    from graphgen.targets.tables import committed
+    from graphgen.version import minor
 
     ort = import_runtime()
     providers, (_, flags) = ort.get_available_providers(), described()

@@ -30,7 +30,7 @@ from graphgen.passes.training.by_row import CHOICE
 from graphgen.plan import TensorType
 from graphgen.runtime import QUIET, Buffer, Provider, Session, import_runtime, on_host
 from graphgen.targets import target as find_target
-from graphgen.targets.tables import minor
+from graphgen.version import minor
 
 PAST, PRESENT, MASK = "past_key_values", "present", "attention_mask"
 _FOLDER = "session.model_external_initializers_file_folder_path"

@@ -23,9 +23,9 @@ from graphgen.places import where_is
 from graphgen.recognize.group_query import as_group_query
 from graphgen.record import current_tape
 from graphgen.targets import Target
-from graphgen.targets.tables import minor
 from graphgen.traits import Trait, has
 from graphgen.value import Tensor, adopt
+from graphgen.version import minor
 
 
 def as_variant(node: ir.Node, target: Target) -> Tensor | None:

@@ -47,8 +47,10 @@ from graphgen.quantize.sites import Site, product, rows, site_at
 from graphgen.quantize.spool import Spool
 from graphgen.record import Tape, recording
 from graphgen.targets import Target, TargetName, target as find_target
+from graphgen.targets.kernels import EIGHT_BITS
 from graphgen.traits import Trait, has
 from graphgen.value import adopt
+from graphgen.version import minor
 
 Scheme: TypeAlias = Literal["int8", "int4", "weights8"]
 
@@ -98,8 +100,8 @@ def quantize(
         threshold: The relative error above which a layer stays in float, by default that of
             `THRESHOLDS`.
         embeddings: Whether to quantize tables from which rows are read, too.
-        block_size: 32, 64 or 128, of int4 and weights8: larger ones are faster, and lose more. By
-            default 32 for weights8; 64 for int4, and 128 with `calibration`.
+        block_size: 16 to 128, of int4 and weights8: larger ones are faster, and lose more. By
+            default 16 for weights8; 64 for int4, and 128 with `calibration`.
         full_range: int8 weights that need a processor with an instruction for int8 (VNNI, AMX,
             dot products of Arm), or the session option session.x64quantprecision=1: `to_rows`.
         verify: Run each layer before and after, in its place, on random inputs; one that differs
@@ -335,6 +337,11 @@ def profile_of(who: str, scheme: Scheme, name: TargetName) -> Target:
     if scheme == "weights8" and name != "cpu":
         raise GraphgenError(f"{who}: it was measured on the CPU only; choose cpu, or int4")
     profile = find_target(name)
+    if scheme == "weights8" and minor(profile.runtime) < EIGHT_BITS:
+        raise GraphgenError(
+            f"{who}: {profile} multiplies no weights of eight bits, which 1.23 does; upgrade "
+            "onnxruntime, or choose int8"
+        )
     for op in _NEEDED[scheme]:
         if op.name not in profile.kernels.get(op.domain, {}):
             other = "int4" if scheme == "int8" else "int8"

@@ -11,6 +11,9 @@ import onnx_ir as ir
 
 from graphgen.infer import describe, same_dim
 
+EIGHT_BITS = (1, 23)
+"""The first version whose MatMulNBits multiplies weights of eight bits."""
+
 
 class Runtime(NamedTuple):
     """Whose kernels: `cpu`, `cuda` or `webgpu`, of a version such as (1, 20)."""
@@ -89,6 +92,12 @@ def _is_turned(node: ir.Node, at: Runtime) -> str | None:
     return "with layout 1" if turned else None
 
 
+def _has_eight_bits(node: ir.Node, at: Runtime) -> str | None:
+    """Eight bits a weight: before 1.23 the file does not load, or the run ends in an error."""
+    old = at.provider != "webgpu" and at.version < EIGHT_BITS
+    return "with eight bits" if old and node.attributes.get_int("bits", 4) == 8 else None
+
+
 def _shape_of_input(node: ir.Node, index: int) -> ir.Shape | None:
     value = node.inputs[index] if len(node.inputs) > index else None
     return None if value is None else value.shape
@@ -103,6 +112,7 @@ REFUSED: dict[tuple[str, str], list[Callable[[ir.Node, Runtime], str | None]]] =
     ("", "GRU"): [_is_double, _is_turned],
     ("com.microsoft", "MultiHeadAttention"): [_is_empty, _is_packed, _hides_padding],
     ("com.microsoft", "GroupQueryAttention"): [_is_capped],
+    ("com.microsoft", "MatMulNBits"): [_has_eight_bits],
 }
 """What kernels refuse though schemas and type constraints allow it; a test checks each."""
 

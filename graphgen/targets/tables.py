@@ -10,6 +10,7 @@ from typing import Any
 import onnx_ir as ir
 
 from graphgen.infer import formal_input, schema_of
+from graphgen.version import minor
 
 _LOWEST_OPSET = 13
 
@@ -39,11 +40,6 @@ def type_parameters(node: ir.Node, opset: int) -> dict[str, str]:
             name = formal_input(schema, i).type_str if schema is not None else "T"
             found.setdefault(name, value.type.dtype.name.lower())
     return found
-
-
-def minor(version: str) -> tuple[int, ...]:
-    """(1, 20) for "1.20.1" and "1.20"; () for anything that is not a version."""
-    return tuple(map(int, version.split(".")[:2])) if re.match(r"\d+\.\d+", version) else ()
 
 
 @cache

@@ -11,12 +11,13 @@ import onnx.helper as oh
 import onnxruntime as ort
 import pytest
 
-from graphgen import runtime
+from graphgen import opening
 from graphgen.errors import GraphgenError, GraphgenWarning
 from graphgen.header import read_header
 from graphgen.processor import FITS, INT8_KEY, NEEDS, SATURATES, Processor, processor
 from graphgen.providers import CPU, CUDA
 from graphgen.runtime import OPTIONS_KEY, Session
+from graphgen.version import minor
 
 FLOAT, INT64 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
 X = np.arange(8, dtype=np.float32).reshape(2, 4)
@@ -277,7 +278,7 @@ def test_weights_of_int8_that_cannot_be_made_unsigned_are_read_as_they_are(monke
     )
     x = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
     (wanted,) = Session(model.SerializeToString(), optimize=False)(x=x)
-    monkeypatch.setattr(runtime, "processor", lambda: Processor("one", SATURATES))
+    monkeypatch.setattr(opening, "processor", lambda: Processor("one", SATURATES))
     session = Session(model.SerializeToString())
     rounded = 1e-2 if possible else 1e-6  # else the runtime's product rounds x to 8 bits
     np.testing.assert_allclose(session(x=x)[0], wanted, rtol=rounded)
@@ -285,12 +286,46 @@ def test_weights_of_int8_that_cannot_be_made_unsigned_are_read_as_they_are(monke
     assert session.plan.config.get("session.disable_quant_qdq") == (None if possible else "1")
 
 
+SIGNED = {  # integers below zero, without a zero point, behind what the runtime moves
+    "a row": "q = DequantizeLinear<axis = 0>(w, s) y = Transpose<perm = [1, 0]>(q)",
+    "a table": "q = DequantizeLinear(w, one) y = Transpose<perm = [1, 0]>(q)",
+    "another shape": "q = DequantizeLinear(w, one) y = Reshape(q, sizes)",
+    "an input": "q = DequantizeLinear(k, one) y = Reshape(q, sizes)",
+    "rows": "v = Gather(w, i) q = DequantizeLinear(v, one) y = Squeeze(q)",
+    "sums": "v = MatMulInteger(k, turned) q = DequantizeLinear(v, one) y = Reshape(q, n)",
+    "turned": "q = DequantizeLinear(k, one) y = Transpose<perm = [1, 0]>(q)",
+}
+
+
+@pytest.mark.parametrize("case", SIGNED)
+def test_integers_without_a_zero_point_keep_their_sign(case):
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["": 13]> g (int8[2, 3] k, int64[2] i) => (float[n, m] z)
+        <int8[2, 3] w = {{-127, 3, 5, 127, 99, -7}}, float[2] s = {{0.5, 0.25}},
+         float one = {{0.5}}, int64[2] sizes = {{3, 2}}, int64[2] n = {{2, -1}},
+         int8[3, 1] turned = {{-9, 1, 2}}> {{ {SIGNED[case]} z = Neg(y) }}"""
+    )
+    feeds = {"k": np.array([[-3, 2, 1], [5, -6, 4]], np.int8), "i": np.array([1, 0])}
+    (wanted,) = Session(model.SerializeToString(), optimize=False)(feeds)
+    assert wanted.max() > 0
+    old = minor(ort.__version__) < (1, 28)
+    if old and case == "turned":  # it cannot be told to leave that
+        with pytest.raises(GraphgenError, match=r"upgrade onnxruntime .* to 1\.28"):
+            Session(model.SerializeToString())
+        return
+    session = Session(model.SerializeToString())
+    np.testing.assert_array_equal(session(feeds)[0], wanted)
+    constant = case in ("a row", "a table", "another shape")
+    option = session.plan.config.get("session.disable_quant_qdq")
+    assert option == (None if constant and not old else "1")
+
+
 @pytest.mark.parametrize("stored", [False, True])
 def test_a_file_without_restored_weights_is_not_parsed(monkeypatch, tmp_path, stored):
     def refused(_):
         raise AssertionError("parsed")
 
-    monkeypatch.setattr(runtime, "processor", lambda: Processor("one", SATURATES))
+    monkeypatch.setattr(opening, "processor", lambda: Processor("one", SATURATES))
     monkeypatch.setattr("graphgen.opening.proto_of", refused)
     (path := tmp_path / "m.onnx").write_bytes(masked())
     plan = Session(path if stored else masked()).plan
@@ -306,7 +341,7 @@ def test_sums_of_int8_are_exact_or_it_is_said(monkeypatch, recwarn, needs, asked
     oh.set_model_props(model, {} if needs is None else {INT8_KEY: needs})
     exact = needs != FITS and optimize and not asked
     for how, saturates in (("VNNI", False), (SATURATES, True)):
-        monkeypatch.setattr(runtime, "processor", lambda how=how: Processor("one", how))
+        monkeypatch.setattr(opening, "processor", lambda how=how: Processor("one", how))
         recwarn.clear()
         plan = Session(model.SerializeToString(), options=asked, optimize=optimize).plan
         option = plan.config.get("session.x64quantprecision")

@@ -15,9 +15,11 @@ import onnx
 import onnx.helper as oh
 import onnx_ir as ir
 import pytest
+from schemes import EIGHT, SCHEMES
 from small_models import ROUNDING, relative_rms, run_plain
 
 import graphgen as gg
+import graphgen.quantize
 from graphgen import nn, ops
 from graphgen.bits import BlockSize, to_blocks, to_rows
 from graphgen.errors import GraphgenError
@@ -26,7 +28,7 @@ from graphgen.graph import constant, count_operators
 from graphgen.models import create, find
 from graphgen.nn.module import Parameter, build
 from graphgen.processor import FITS, INT8_KEY, NEEDS, processor, saturating_product
-from graphgen.quantize import THRESHOLDS, calibration, quantize
+from graphgen.quantize import calibration, quantize
 from graphgen.quantize.calibration import random_feeds
 from graphgen.quantize.effect import effect
 from graphgen.record import PATH
@@ -127,7 +129,7 @@ def test_one_rounding_of_x_serves_all_products_that_read_it() -> None:
     assert counts["com.microsoft::MatMulIntegerToFloat"] == 3
 
 
-@pytest.mark.parametrize("scheme", THRESHOLDS)
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_gemm_with_its_attributes(scheme: str) -> None:
     w, c = weights(24, 64), RNG.standard_normal((1, 24)).astype(np.float32)
     x = RNG.standard_normal((9, 64)).astype(np.float32)
@@ -455,7 +457,7 @@ def test_full_range_tells_what_it_loses_where_sums_are_cut_off() -> None:
     assert relative_rms(wanted, run_plain(full, {"x": x})[0]) == pytest.approx(told, rel=0.05)
 
 
-@pytest.mark.parametrize("scheme", THRESHOLDS)
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_the_file_is_deterministic_and_comes_back(scheme: str, tmp_path: Any) -> None:
     model, feeds = language_model(), ids()
     first, second = (to_bytes(quantize(model, scheme)[0]) for _ in range(2))
@@ -635,7 +637,7 @@ def test_a_table_whose_rows_are_no_blocks_has_eight_bits_beside_the_heads_four()
     assert relative_rms(run_plain(model, feeds)[0], run_plain(quantized, feeds)[0]) < 0.4
 
 
-@pytest.mark.parametrize("scheme", THRESHOLDS)
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_weights_are_read_and_kept_one_at_a_time(scheme: str, tmp_path: Any) -> None:
     model = language_model(vocabulary=512, features=512, layers=3)
     loaded = gg.load(gg.export(model, tmp_path / "m.onnx", external_data=True))
@@ -665,7 +667,7 @@ def test_a_temporary_folder_that_is_not_there(tmp_path: Path, monkeypatch: Any) 
         quantize(language_model(), "int8")
 
 
-@pytest.mark.parametrize("scheme", THRESHOLDS)
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_products_inside_of_branches(scheme: str) -> None:
     """As in merged decoders; calibration sees what is outside of them."""
     w = {name: weights(64, 64) for name in ("w0", "w1")}
@@ -707,6 +709,7 @@ def test_products_inside_of_branches(scheme: str) -> None:
         assert error < bounds[scheme]
 
 
+@EIGHT
 @pytest.mark.parametrize("columns", [32, 96, 40, 7])
 @pytest.mark.parametrize("block_size", get_args(BlockSize))
 def test_weights_of_eight_bits_multiply_x_as_it_is(columns: int, block_size: int) -> None:
@@ -722,6 +725,15 @@ def test_weights_of_eight_bits_multiply_x_as_it_is(columns: int, block_size: int
     assert report.layers[0].error < 0.02
 
 
+def test_weights_of_eight_bits_need_a_runtime_that_multiplies_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(graphgen.quantize, "EIGHT_BITS", (99, 0))
+    with pytest.raises(GraphgenError, match=r"no weights of eight bits.* upgrade onnxruntime"):
+        quantize(product(weights(64, 64)), "weights8")
+
+
+@EIGHT
 def test_weights_of_eight_bits_lose_a_fraction_of_what_int8_loses() -> None:
     w = [weights(256, 256) / np.float32(20) for _ in range(6)]
 

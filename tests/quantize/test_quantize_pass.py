@@ -7,6 +7,7 @@ import numpy as np
 import onnx.parser
 import onnx_ir as ir
 import pytest
+from schemes import SCHEMES
 from small_models import relative_rms, run_plain
 
 import graphgen as gg
@@ -18,7 +19,7 @@ from graphgen.errors import GraphgenError
 from graphgen.export.write import to_bytes
 from graphgen.graph import constant, count_operators
 from graphgen.places import where_is
-from graphgen.quantize import THRESHOLDS, quantize
+from graphgen.quantize import quantize
 
 RNG = np.random.default_rng(0)
 FEATURES, LAYERS, GUILTY = 64, 4, 2
@@ -64,7 +65,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, scheme: str, weight: Any) -> None:
     monkeypatch.setattr(graphgen.quantize, name, rounded)
 
 
-@pytest.mark.parametrize("scheme", THRESHOLDS)
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_the_layer_that_was_rounded_wrongly_is_found(
     scheme: str,
     model: ir.Model,
@@ -90,7 +91,7 @@ def test_the_layer_that_was_rounded_wrongly_is_found(
     assert main([*command, "--passes", "clean"]) == 2
 
 
-@pytest.mark.parametrize("scheme", THRESHOLDS)
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_layers_are_numbered_and_the_first_of_them_kept(scheme: str, model: ir.Model) -> None:
     whole, report = quantize(model, scheme)
     assert [s.number for s in report.sites.sites] == [*range(1, LAYERS + 1)]
@@ -115,7 +116,7 @@ def test_layers_are_numbered_and_the_first_of_them_kept(scheme: str, model: ir.M
     assert to_bytes(quantize(model, scheme, stop_after=LAYERS)[0]) == to_bytes(whole)
 
 
-@pytest.mark.parametrize("scheme", THRESHOLDS)
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_layer_that_is_wrong_in_its_place_alone_is_rolled_back(
     scheme: str, model: ir.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:

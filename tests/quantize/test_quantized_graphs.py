@@ -9,6 +9,7 @@ import numpy as np
 import onnx.parser
 import onnx_ir as ir
 import pytest
+from schemes import SCHEMES
 from small_models import ROUNDING, relative_rms, run_plain, vary
 
 import graphgen as gg
@@ -29,7 +30,7 @@ from graphgen.nn.module import DType
 from graphgen.op import TABLE
 from graphgen.ops.quantized import matmul_integer_to_float
 from graphgen.places import where_is
-from graphgen.quantize import THRESHOLDS, quantize
+from graphgen.quantize import quantize
 from graphgen.recognize.pattern import Pattern
 from graphgen.targets import target as find_target
 from graphgen.value import adopt
@@ -204,7 +205,7 @@ def exact(model: ir.Model) -> ir.Model:
     return model
 
 
-@pytest.mark.parametrize("scheme", THRESHOLDS)
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_the_reference_knows_our_own_models(scheme: str) -> None:
     model, feeds = language_model(scheme), {"input_ids": RNG.integers(0, 96, (2, 9))}
     kernels = find_target("cpu").kernels["com.microsoft"].get("GatherBlockQuantized")
@@ -217,7 +218,7 @@ def test_the_reference_knows_our_own_models(scheme: str) -> None:
 
 
 @pytest.mark.parametrize("target", ["cpu", "cuda", "official"])
-@pytest.mark.parametrize("scheme", THRESHOLDS)
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_no_target_gets_the_body_of_a_quantized_operator(scheme: str, target: str) -> None:
     model = language_model(scheme)
     counts = {k: n for k, n in count_operators(model).items() if "Quant" in k or "MatMul" in k}
@@ -244,7 +245,7 @@ def test_cost_is_that_of_the_product_and_of_packed_weights() -> None:
         assert traffic(model) is not None
 
 
-@pytest.mark.parametrize("scheme", THRESHOLDS)
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_types_follow_without_a_look_at_weights(scheme: str) -> None:
     model = language_model(scheme)
 
@@ -282,7 +283,7 @@ def test_the_body_of_layers_that_are_alike_is_recorded_once(
         assert len(recorded) == len({*recorded}) == 4  # of 13: attention, up, down and the head
 
 
-@pytest.mark.parametrize("scheme", THRESHOLDS)
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_quantized_numbers_have_no_gradient(scheme: str) -> None:
     w = numbers(64, 64)
     model = gg.build(lambda x: ops.reduce_sum(x @ w, None, keepdims=0), x=gg.float32["n", 64])
@@ -313,7 +314,7 @@ class Layers(nn.Module):
         return x
 
 
-@pytest.mark.parametrize("scheme", THRESHOLDS)
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_fault_in_a_pass_is_found_in_a_quantized_graph(
     scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -344,7 +345,7 @@ def test_a_fault_in_a_pass_is_found_in_a_quantized_graph(
     assert main([*told, "-o", str(tmp_path / "found")]) == 3
 
 
-@pytest.mark.parametrize("scheme", THRESHOLDS)
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_commands_take_a_quantized_folder(
     scheme: str,
     tmp_path: Path,

@@ -13,7 +13,8 @@ import onnxruntime
 import pytest
 
 from graphgen.targets import newest_opset, registered
-from graphgen.targets.tables import Kernels, kernels_of, minor
+from graphgen.targets.tables import Kernels, kernels_of
+from graphgen.version import minor
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMITTED = sorted((ROOT / "graphgen" / "targets").glob("kernels_*.json"))

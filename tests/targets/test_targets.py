@@ -23,7 +23,7 @@ from graphgen.passes import optimize
 from graphgen.passes.legalize import as_variant
 from graphgen.record import recording
 from graphgen.targets import Target, target
-from graphgen.targets.tables import minor
+from graphgen.version import minor
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -405,6 +405,16 @@ def test_rows_that_a_mask_hides_are_zeros_where_attention_with_a_mask_is_emitted
     if cpu.opset >= 23:
         [y] = run_plain(model, feeds)
         assert bool(np.all(y[:, :, 0] == 0.0)) == cpu.runs(model.graph[0])
+
+
+def test_weights_of_eight_bits_need_a_runtime_that_multiplies_them() -> None:
+    model = ir.from_onnx_text("""<ir_version: 8, opset_import: ["": 18, "com.microsoft": 1]>
+        g (float[m, 32] x, uint8[8, 2, 16] w, float[8, 2] s) => (float[m, 8] y) {
+            y = com.microsoft.MatMulNBits <K = 32, N = 8, bits = 8, block_size = 16> (x, w, s)
+        }""")
+    told = "(onnxruntime 1.22.1) refuses MatMulNBits with eight bits"
+    assert target("cpu", "1.22").missing(model.graph[0]) == f"cpu {told}"
+    assert target("cpu", "1.23").missing(model.graph[0]) is None
 
 
 def test_empty_operands_go_to_multi_head_attention_where_that_bears_them() -> None:
