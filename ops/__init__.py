@@ -45,6 +45,7 @@ from graphgen.ops.attention import (
     causal_mask,
     merge_heads,
     scaled_dot_product_attention,
+    sink_attention,
     split_heads,
 )
 from graphgen.ops.control_flow import cond, scan
@@ -358,6 +359,7 @@ __all__ = [
     "silu",
     "sin",
     "sinh",
+    "sink_attention",
     "sinusoidal_positions",
     "size",
     "slice_",

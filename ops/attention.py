@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from graphgen.errors import GraphgenError, user_line
-from graphgen.infer import describe
+from graphgen.infer import DOMAIN, describe
 from graphgen.op import composite
 from graphgen.ops.activation import softcap as capped
 from graphgen.ops.elementwise import logical_and, logical_not, where
@@ -115,6 +115,29 @@ def attention_with_sinks(
     weights = slice_(softmax(concat(scores, column, axis=-1)), [0], [-1], [-1])
     y = matmul(weights, v)
     return (merge_heads(y) if flat else y), weights
+
+
+@composite("SinkAttention", domain=DOMAIN)
+def sink_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor,
+    mask: Tensor | None = None,
+    *,
+    is_causal: int = 0,
+    kv_num_heads: int | None = None,
+    q_num_heads: int | None = None,
+    scale: float | None = None,
+    softcap: float = 0.0,
+) -> Tensor:
+    """The result of `attention_with_sinks`, (B, H, T, D) or (B, T, H·D).
+
+    It is what passes recognize of the body; no runtime has it, but GroupQueryAttention has sinks.
+    """
+    heads = {"q_num_heads": q_num_heads, "kv_num_heads": kv_num_heads}
+    options: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "softcap": softcap, **heads}
+    return attention_with_sinks(q, k, v, sinks, mask, **options)[0]
 
 
 def on_heads(

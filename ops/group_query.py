@@ -10,6 +10,7 @@ from graphgen.ops.attention import (
     attention,
     merge_heads,
     scaled_dot_product_attention,
+    sink_attention,
     split_heads,
 )
 from graphgen.ops.elementwise import equal, logical_and, where
@@ -35,6 +36,7 @@ def group_query_attention(
     sin_cache: Tensor | None = None,
     position_ids: Tensor | None = None,
     attention_bias: Tensor | None = None,
+    head_sink: Tensor | None = None,
     *,
     num_heads: int,
     kv_num_heads: int,
@@ -51,7 +53,8 @@ def group_query_attention(
     one; `total_sequence_length` is the largest number of keys, int32. Without a past that is T for
     all rows. A past is a buffer (B, G, capacity, D); its row b holds seqlens_k[b] + 1 - T tokens,
     or none if total_sequence_length is T. The new ones go after those, as outputs 1 and 2. Each
-    query keeps the last `local_window_size` keys. With `do_rotary`, Q and K are turned first by the
+    query keeps the last `local_window_size` keys, and has its head's sink, of `head_sink` (H,), if
+    these are given: see `attention_with_sinks`. With `do_rotary`, Q and K are turned first by the
     rows of the caches, (P, R/2), at these places.
     """
     if position_ids is not None or smooth_softmax > 0:
@@ -64,6 +67,8 @@ def group_query_attention(
     options: dict[str, Any] = {"scale": scale or None, "softcap": softcap or 0.0}
     if past_key is None and local_window_size < 0:
         options |= {"q_num_heads": num_heads, "kv_num_heads": kv_num_heads, "is_causal": 1}
+        if head_sink is not None:
+            return sink_attention(q, k, v, head_sink, attention_bias, **options)
         return scaled_dot_product_attention(q, k, v, attention_bias, **options)
     if attention_bias is not None:
         raise GraphgenError("GroupQueryAttention: a bias with a past or a window has no body")
@@ -74,7 +79,10 @@ def group_query_attention(
     keep: Tensor = columns <= row
     if local_window_size >= 0:
         keep = logical_and(keep, columns > row - local_window_size)
-    return merge_heads(attention(split_heads(q, num_heads), k, v, keep, **options))
+    q = split_heads(q, num_heads)
+    if head_sink is not None:
+        return merge_heads(sink_attention(q, k, v, head_sink, keep, **options))
+    return merge_heads(attention(q, k, v, keep, **options))
 
 
 def _apart(

@@ -18,7 +18,7 @@ from graphgen.export.read import load
 from graphgen.export.write import Beside, to_bytes
 from graphgen.generation.huge_pages import huge_pages, side_by_side
 from graphgen.generation.speech import FEATURES
-from graphgen.graph import ModelLike
+from graphgen.graph import ModelLike, present_inputs
 from graphgen.header import read_header
 from graphgen.match import Miss
 from graphgen.op import is_a
@@ -97,8 +97,7 @@ def open_decoder(
         if not isinstance(made, Miss) and "position_ids" not in inputs:
             graph = optimize(made.model).model
     old = minor(import_runtime().__version__) < (1, 24)
-    if old and isinstance(placed, ir.Model) and _has_window(placed):
-        problem = "onnxruntime below 1.24 sees one token too many in a window; upgrade it"
+    if old and isinstance(placed, ir.Model) and (problem := _wrong_below_1_24(placed)):
         if known:
             raise GraphgenError(f"{who}: {problem}")
         placed = Miss(problem)
@@ -138,10 +137,14 @@ def adapted(
     return merged, other
 
 
-def _has_window(model: ir.Model) -> bool:
-    """Whether a GroupQueryAttention looks back over a window of tokens only."""
-    found = (node for node in model.graph if is_a(node, ops.group_query_attention))
-    return any(node.attributes.get_int("local_window_size", -1) >= 0 for node in found)
+def _wrong_below_1_24(model: ir.Model) -> str:
+    """Why onnxruntime below 1.24 does not compute the attention of a cache in place, or ""."""
+    for node in (node for node in model.graph if is_a(node, ops.group_query_attention)):
+        if node.attributes.get_int("local_window_size", -1) >= 0:
+            return "onnxruntime below 1.24 sees one token too many in a window; upgrade it"
+        if len(present_inputs(node)) > 7:
+            return "sinks were not tried on onnxruntime below 1.24; upgrade it"
+    return ""
 
 
 def task_of(folder: Path) -> str:

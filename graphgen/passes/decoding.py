@@ -26,12 +26,16 @@ from graphgen.op import is_a, read_attributes
 from graphgen.ops.quantized import dynamic_quantize_linear
 from graphgen.passes import optimize
 from graphgen.places import where_is
+from graphgen.recognize.attention import sinks_attended
 from graphgen.recognize.decoders import behind, joined
 from graphgen.recognize.masks import causal_window
+from graphgen.recognize.scores import PRODUCTS
 from graphgen.record import current_tape
 from graphgen.targets import Target
 from graphgen.traits import Trait, has
 from graphgen.value import Tensor, adopt
+
+_ATTENTIONS = (ops.scaled_dot_product_attention, ops.sink_attention)
 
 CAPACITY = "max_sequence_length"
 """The name of the buffers' size."""
@@ -51,6 +55,10 @@ def in_place(model: ir.Model, engine: Engine | None = None) -> ir.Model | Miss:
     engine.context = infer_model(model)
     if any(is_a(node, ops.softmax) for node in model.graph):  # parts, where they are faster
         fuse_attention(model, engine)
+        engine.run("fuse_sinks", model, {op: [sinks_attended] for op in PRODUCTS})
+        tidy(model)
+        model = optimize(model, passes=("canonicalize", "clean")).model  # one group: no Squeeze
+        engine.context = infer_model(model)
     layers: dict[ir.Node, _Layer] = {}
     for node in model.graph:
         found = _Layer.of(node)
@@ -158,7 +166,7 @@ def _attend_in_place(
         reason = "keys and values are written where they stay"
         return Rewrite(y, present_inputs(node), reason, untrimmed=True)
 
-    rules = {ops.scaled_dot_product_attention: [rule]}
+    rules = {op: [rule] for op in _ATTENTIONS}
     return engine.run("in_place", model, rules, forward=True)
 
 
@@ -209,19 +217,22 @@ class _Layer:
     heads: int
     kv_heads: int
     attributes: dict[str, Any]
+    sinks: ir.Value | None = None
 
     @classmethod
     def of(cls, node: ir.Node) -> "_Layer | Miss | None":
         """The layer of an Attention, or why it is not one; None if it has no past."""
-        if not is_a(node, ops.scaled_dot_product_attention):
+        if not is_a(node, *_ATTENTIONS):
             return None
         joins = [join for value in node.inputs[1:3] if (join := joined(value)) is not None]
         if not joins:
             return None
+        sinks = node.inputs[3] if is_a(node, ops.sink_attention) else None
+        masks = node.inputs[3:] if sinks is None else node.inputs[4:]
         attributes = read_attributes(ops.scaled_dot_product_attention, node)
         if len(joins) < 2 or any(len(join.outputs[0].uses()) != 1 for join in joins):
             return Miss("its keys or values are read elsewhere, too")
-        if attributes["is_causal"] or len(node.inputs) != 4 or uses_outputs_beyond(node, 1):
+        if attributes["is_causal"] or len(masks) != 1 or uses_outputs_beyond(node, 1):
             return Miss("a mask, no causal attribute and one output are wanted")
         inputs: list[Any] = [node.inputs[0], *(join.inputs[0] for join in joins)]
         q, k, v = (value.shape for value in inputs)
@@ -230,12 +241,12 @@ class _Layer:
         new = [value.shape for join in joins if (value := join.inputs[1]) is not None]
         if len(new) < 2 or not all(shape and isinstance(shape[1], int) for shape in new):
             return Miss("the shapes of new keys and values are not known")
-        found = causal_window(node.inputs[3], (q[0], q[2], k[2]))
+        found = causal_window(masks[0], (q[0], q[2], k[2]))
         if isinstance(found, Miss):
             return found
         if found[0] is None:
             return Miss("its mask depends on no input, wanted one input, that of the padding")
-        return cls(node, joins, found[0], found[1], q[1], k[1], attributes)
+        return cls(node, joins, found[0], found[1], q[1], k[1], attributes, sinks)
 
     def record(self) -> Any:
         """The operator that does the same in place, (B, T, H·D)."""
@@ -251,6 +262,7 @@ class _Layer:
             past_value,
             ops.cast(ops.reduce_sum(mask, [1], keepdims=0) - 1, to=ir.DataType.INT32),
             ops.cast(ops.dim(mask, 1), to=ir.DataType.INT32),
+            head_sink=None if self.sinks is None else adopt(self.sinks),
             num_heads=self.heads,
             kv_num_heads=self.kv_heads,
             scale=self.attributes["scale"],

@@ -7,13 +7,19 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from graphgen.graph import present_inputs
+from graphgen.graph import constant, present_inputs, produced_by
 from graphgen.infer import describe
 from graphgen.match import Miss, Rewrite
 from graphgen.op import is_a, read_attributes
-from graphgen.ops.attention import attention, scaled_dot_product_attention, split_heads
-from graphgen.ops.layout import cast, cast_like
+from graphgen.ops.attention import (
+    attention,
+    scaled_dot_product_attention,
+    sink_attention,
+    split_heads,
+)
+from graphgen.ops.layout import cast, cast_like, concat, expand, reshape, slice_
 from graphgen.ops.linalg import einsum, fused_matmul
+from graphgen.ops.softmax import softmax
 from graphgen.recognize.axes import UNKNOWN_SIZE, Dim, Dims, View, leaves, size_of, size_text, unify
 from graphgen.recognize.canonical import contraction
 from graphgen.recognize.scores import (
@@ -56,6 +62,55 @@ def _(node: ir.Node) -> Rewrite | Miss | None:
             missed = missed or outcome
         missed = missed or Miss(f"the scores come from {origin_of(softmax_node)}, not a product")
     return missed or between(node)
+
+
+def sinks_attended(node: ir.Node) -> Rewrite | Miss | None:
+    """A product with V whose weights are all but the last of a softmax over scores and sinks."""
+    if not is_a(node, *PRODUCTS):
+        return None
+    missed: Miss | None = None
+    for i, value in enumerate(node.inputs):
+        cut = produced_by(value, slice_)
+        softmax_node = None if cut is None else produced_by(cut.inputs[0], softmax)
+        join = None if softmax_node is None else produced_by(softmax_node.inputs[0], concat)
+        if cut is None or softmax_node is None or join is None or len(join.inputs) != 2:
+            continue
+        sinks = _sinks(cut, softmax_node, join)
+        if isinstance(sinks, Miss):
+            return sinks
+        for product, steps in products_above(join.inputs[0]):
+            found = Scores.of(product, steps, softmax_node)
+            if not isinstance(found, Miss):
+                found.sinks, found.guards = sinks, [*found.keeps]  # hidden rows give zeros
+            outcome = found if isinstance(found, Miss) else _rewrite(node, i, found)
+            if isinstance(outcome, Rewrite):
+                return outcome
+            missed = missed or outcome
+    return missed
+
+
+def _sinks(cut: ir.Node, softmax_node: ir.Node, join: ir.Node) -> ir.Value | Miss:
+    """The scores of heads, (H,) or (1, H, 1, 1), that become the last column, which is cut off."""
+    rank = len(join.outputs[0].shape or ())
+    along = {
+        softmax_node.attributes.get_int("axis", -1) % max(rank, 1),
+        join.attributes["axis"].as_int() % max(rank, 1),
+    }
+    column = produced_by(join.inputs[1], expand)
+    source = None if column is None else column.inputs[0]
+    heads = join.outputs[0].shape[1] if rank == 4 and join.outputs[0].shape else None
+    shape = None if source is None or source.shape is None else [*source.shape]
+    if along != {rank - 1} or source is None or shape != [1, heads, 1, 1]:
+        return Miss(f"a softmax over joined scores, {describe(join.inputs[1])}; wanted sinks")
+    given = [constant(x) for x in cut.inputs[1:] if x is not None]
+    bounds = [None if x is None else x.reshape(-1).tolist() for x in given]
+    if (
+        bounds[:2] != [[0], [-1]]
+        or bounds[2:3] not in ([[-1]], [[3]])
+        or bounds[3:] not in ([], [[1]])
+    ):
+        return Miss("more or less than the last of the weights is cut off")
+    return source
 
 
 def _rewrite(node: ir.Node, i: int, scores: Scores) -> Rewrite | Miss:
@@ -106,7 +161,10 @@ def _rewrite(node: ir.Node, i: int, scores: Scores) -> Rewrite | Miss:
     attributes: dict[str, Any] = {"softcap": scores.softcap}
     if not math.isclose(scores.scale, 1.0 / math.sqrt(laid.features), rel_tol=1e-6):
         attributes["scale"] = scores.scale
-    result = laid.emit(mask.value, {**attributes, "is_causal": int(mask.causal)}, dims)
+    if scores.sinks is not None:
+        ends.append(adopt(scores.sinks))
+    attributes["is_causal"] = int(mask.causal)
+    result = laid.emit(mask.value, attributes, dims, scores.sinks)
     if result is None:
         return Miss(f"{UNKNOWN_SIZE}: Q, K, V are {', '.join(describe(x.source) for x in views)}")
     if len(dtypes) > 1:
@@ -174,7 +232,13 @@ class Heads:
         """(B, H, rows, columns)."""
         return [self.batch, self.heads, rows, columns]
 
-    def emit(self, mask: Tensor | None, attributes: dict[str, Any], dims: Dims) -> Tensor | None:
+    def emit(
+        self,
+        mask: Tensor | None,
+        attributes: dict[str, Any],
+        dims: Dims,
+        sinks: ir.Value | None = None,
+    ) -> Tensor | None:
         """Attention on (B, T, H·D) if Q, K and V have that layout, else on (B, H, T, D)."""
         lists = (
             (self.q, self.heads, self.query, self.feature),
@@ -196,7 +260,10 @@ class Heads:
         q, k, v = operands
         if q is None or k is None or v is None:
             return None
-        y = attention(q, k, v, mask, **attributes)
+        if sinks is None:
+            y = attention(q, k, v, mask, **attributes)
+        else:
+            y = sink_attention(q, k, v, reshape(adopt(sinks), [-1]), mask, **attributes)
         return View(y, made, made).arranged(dims, self.known)
 
 

@@ -138,6 +138,7 @@ class Scores:
         self.biases: list[Term] = []
         self.rows: list[Term] = []  # a factor for each query
         self.lows: list[float] = []
+        self.sinks: ir.Value | None = None  # a score of each head more, without a value
         self.unequal: list[tuple[Dim, str]] = []  # axes that a mask may lengthen
         self.unknown = 0  # biases that may be that low
         self.floor = False  # whether a bias may be as low as the lowest number

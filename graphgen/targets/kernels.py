@@ -74,6 +74,12 @@ def _is_capped(node: ir.Node, at: Runtime) -> str | None:
     return "with a softcap" if capped and at.provider == "webgpu" else None
 
 
+def _has_sinks(node: ir.Node, at: Runtime) -> str | None:
+    """Not tried on WebGPU, which leaves other operands out and says nothing."""
+    given = len(node.inputs) > 11 and node.inputs[11] is not None
+    return "with sinks" if given and at.provider == "webgpu" else None
+
+
 def _is_near(node: ir.Node, at: Runtime) -> str | None:
     """WebGPU's language bounds their error by 2⁻¹¹ from -π to π, and not at all beyond."""
     return "to more than 2⁻¹¹" if at.provider == "webgpu" else None
@@ -111,7 +117,7 @@ REFUSED: dict[tuple[str, str], list[Callable[[ir.Node, Runtime], str | None]]] =
     ("", "LSTM"): [_is_double, _is_turned],
     ("", "GRU"): [_is_double, _is_turned],
     ("com.microsoft", "MultiHeadAttention"): [_is_empty, _is_packed, _hides_padding],
-    ("com.microsoft", "GroupQueryAttention"): [_is_capped],
+    ("com.microsoft", "GroupQueryAttention"): [_is_capped, _has_sinks],
     ("com.microsoft", "MatMulNBits"): [_has_eight_bits],
 }
 """What kernels refuse though schemas and type constraints allow it; a test checks each."""

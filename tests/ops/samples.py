@@ -264,6 +264,12 @@ def _cached(rows: int, new: int, lengths: Any, total: int, **attributes: Any) ->
     return of(*operands, num_heads=4, kv_num_heads=2, **attributes)
 
 
+def _with_sinks(sample: Sample, at: int) -> Sample:
+    """Such operands with a score of each of 4 heads as operand `at`."""
+    operands = [*sample.inputs, *[None] * (at - len(sample.inputs))]
+    return of(*operands[:at], n(4), *operands[at:], **sample.attributes)
+
+
 def _packed(
     rows: int, new: int, lengths: Any, total: int, *, past: int = 0, **attributes: Any
 ) -> Sample:
@@ -1279,5 +1285,17 @@ SAMPLES["", "AveragePool"] += [
         pads=[1, 0, 0, 1],
         ceil_mode=1,
         count_include_pad=1,
+    ),
+]
+SAMPLES[MICROSOFT, "GroupQueryAttention"] += [
+    _with_sinks(_cached(2, 1, [7, 3], 7), 11),
+    _with_sinks(_cached(1, 3, [5], 5, local_window_size=2), 11),
+    _with_sinks(_group_query(False), 11),
+]
+SAMPLES["graphgen", "SinkAttention"] = [
+    _with_sinks(of(*_heads(4, 2, 3, 5), scale=0.3), 3),
+    _with_sinks(of(*_heads(4, 2, 3, 5), flags(2, 1, 3, 5), softcap=1.5), 3),
+    _with_sinks(
+        of(n(2, 3, 8), n(2, 3, 8), n(2, 3, 8), q_num_heads=4, kv_num_heads=4, is_causal=1), 3
     ),
 ]

@@ -247,19 +247,22 @@ def test_webgpu_leaves_to_the_cpu_what_calculates_no_floats() -> None:
     assert webgpu.runs(node) and not replace(webgpu, elsewhere={}).runs(node)
 
 
+GROUP = "GroupQueryAttention <num_heads = 2, kv_num_heads = 2"
+
+
 @pytest.mark.parametrize(
-    ("call", "told"),
+    ("call", "given", "told"),
     [
-        ("GroupQueryAttention <num_heads = 2, kv_num_heads = 2, softcap = 9.0>", "with a softcap"),
-        ("MultiHeadAttention <num_heads = 2>", "with a mask of padding"),
+        (f"{GROUP}, softcap = 9.0>", ", n, m", "with a softcap"),
+        (f"{GROUP}>", ", n, m, , , , , s", "with sinks"),
+        ("MultiHeadAttention <num_heads = 2>", "n", "with a mask of padding"),
     ],
 )
-def test_webgpu_refuses_what_it_leaves_out_or_fails_on(call: str, told: str) -> None:
-    group = "Group" in call
-    lengths, given = ("int32[1] n, int32 m", "n, m") if group else ("int32[1] n", "n")
+def test_webgpu_refuses_what_it_leaves_out_or_fails_on(call: str, given: str, told: str) -> None:
+    lengths = "int32[1] n" + ", int32 m" * (", m" in given) + ", float[2] s" * given.endswith("s")
     written = f"""<ir_version: 8, opset_import: ["": 18, "com.microsoft": 1]>
         g (float[1, 3, 16] x, {lengths}) => (float[1, 3, 16] y) {{
-            y = com.microsoft.{call} (x, x, x, , {", " if group else ""}{given})
+            y = com.microsoft.{call} (x, x, x, , {given})
         }}"""
     model = ir.from_proto(onnx.parser.parse_model(written))
     infer_model(model)
