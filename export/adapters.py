@@ -26,9 +26,11 @@ from graphgen.match import Engine, run_passes
 from graphgen.operands import Array
 from graphgen.parts import Part
 from graphgen.passes.training.adapters import (
+    MAGNITUDE,
     A,
     B,
     LoRA,
+    Update,
     adapt,
     linears,
     merging,
@@ -42,7 +44,7 @@ ENDING = ".onnx_adapter"
 """Of files that the runtime's LoraAdapter reads."""
 
 LORA = "graphgen.lora"
-"""Property of a checkpoint with adapters: rank, alpha, rank_stabilized, modules; as JSON."""
+"""Property of a checkpoint with adapters: rank, alpha, rank_stabilized, dora, modules; as JSON."""
 
 
 def _adapter_format() -> Any:
@@ -62,6 +64,8 @@ class Adapter:
 
     `matrices` holds A, float[rank, in], and B, float[out, rank], by the name of the module with
     `.lora_A.weight` and `.lora_B.weight`. s is alpha / rank, or alpha / √rank if `rank_stabilized`.
+    With `.lora_magnitude_vector`, float[out], of every module (DoRA), each row of Wᵀ + s · B A then
+    gets that as its norm.
     `published` says what the checkpoint calls these modules, if the model was built from one.
     `saved` holds what was trained as a whole beside them, such as a head: by the name of a module
     of a product with `.weight`, float[out, in], and `.bias`, float[out]; PEFT's `modules_to_save`.
@@ -91,14 +95,22 @@ class Adapter:
         return sorted({name.rpartition(".")[0] for name in self.saved})
 
     @property
+    def dora(self) -> bool:
+        """Whether magnitudes were trained, too."""
+        return any(name.endswith(MAGNITUDE) for name in self.matrices)
+
+    @property
     def scale(self) -> float:
         """s."""
         return LoRA("", self.rank, self.alpha, rank_stabilized=self.rank_stabilized).scale
 
-    def updates(self) -> dict[str, Array]:
-        """s · B A of each module, float[out, in]."""
-        pairs = {name: (self.matrices[name + A], self.matrices[name + B]) for name in self.modules}
-        return {name: np.float32(self.scale) * (b @ a) for name, (a, b) in pairs.items()}
+    def updates(self) -> dict[str, Update]:
+        """A, s · B and, with DoRA, the magnitude of each module."""
+        found, scale = self.matrices, np.float32(self.scale)
+        return {
+            name: Update(found[name + A], scale * found[name + B], found.get(name + MAGNITUDE))
+            for name in self.modules
+        }
 
     @classmethod
     def of(cls, saved: Checkpoint, where: str) -> "Adapter | None":
@@ -111,12 +123,11 @@ class Adapter:
         try:
             noted = json.loads(str(saved.properties[LORA]))
             given = int(noted["rank"]), float(noted["alpha"]), bool(noted["rank_stabilized"])
-            needed = [name + part for name in noted["modules"] for part in (A, B)]
+            parts = (A, B, MAGNITUDE) if noted.get("dora") else (A, B)
+            needed = [name + part for name in noted["modules"] for part in parts]
             matrices = {name: saved.trainable[name] for name in needed}
             LoRA("", given[0], given[1], rank_stabilized=given[2])
-            for name, array in matrices.items():
-                if array.ndim != 2 or array.shape[not name.endswith(A)] != given[0]:
-                    raise ValueError(f"{name} is {[*array.shape]}, not of rank {given[0]}")
+            check_matrices(matrices, given[0], where)
             names = parts_in(noted["names"]) if "names" in noted else None
             whole = dict[str, Array]()
             for name, (own, turned) in dict(noted.get("saved", {})).items():
@@ -191,6 +202,7 @@ class Adapter:
             "lora_alpha": int(self.alpha) if self.alpha == int(self.alpha) else self.alpha,
             "lora_dropout": self.dropout,
             "use_rslora": self.rank_stabilized,
+            "use_dora": self.dora,
             "target_modules": self.modules,
             "modules_to_save": self.whole or None,
         }
@@ -199,9 +211,11 @@ class Adapter:
     def export(self, path: str | os.PathLike[str]) -> Path:
         """Write a file that the runtime's LoraAdapter reads, for the model that `base` returns."""
         self._expect_updates_only()
+        self._expect_no_magnitudes()
         form, values, ort = _adapter_format()(), {}, import_runtime()
-        for name, array in self._scaled().items():
-            values[name] = ort.OrtValue.ortvalue_from_numpy(array)
+        for name, array in self.matrices.items():
+            scaled = array * np.float32(self.scale) if name.endswith(B) else array
+            values[name] = ort.OrtValue.ortvalue_from_numpy(scaled)
         form.set_adapter_version(1)
         form.set_model_version(1)
         form.set_parameters(values)
@@ -216,6 +230,7 @@ class Adapter:
         scale is part of B.
         """
         self._expect_updates_only()
+        self._expect_no_magnitudes()
         result = model_of(model, "adapter").clone()
         places = self._places(result, self.modules)
         if parts := next((p for p in places.values() if len(p) > 1), None):
@@ -243,11 +258,6 @@ class Adapter:
             result.graph.inputs.append(value)
         return result
 
-    def _scaled(self) -> dict[str, Array]:
-        """The matrices, with the scale in B."""
-        scale = np.float32(self.scale)
-        return {n: x * scale if n.endswith(B) else x for n, x in self.matrices.items()}
-
     def merged(self, model: str | os.PathLike[str] | ModelLike) -> ir.Model:
         """A copy of `model`, not optimized yet or optimized, with the updates in its weights.
 
@@ -255,8 +265,7 @@ class Adapter:
         """
         result = model_of(model, "adapter").clone()
         self._put_whole(result)
-        updates = {name: b @ a for name, (a, b) in self._placed(result).items()}
-        run_passes(result, [merging("adapter", updates)], Engine())
+        run_passes(result, [merging("adapter", self._placed(result))], Engine())
         return result
 
     def _put_whole(self, model: ir.Model) -> None:
@@ -287,8 +296,16 @@ class Adapter:
                 "it is no input beside the base: merge the adapter into a model of its own"
             )
 
-    def placed(self, model: ir.Model) -> dict[str, tuple[Array, Array]]:
-        """A, float[rank, in], and s · B, float[out, rank], by the model's name of the module.
+    def _expect_no_magnitudes(self) -> None:
+        if self.dora:
+            raise GraphgenError(
+                "adapter: it has magnitudes (DoRA), whose norms need the weights, and no file of "
+                "the runtime has a place for them: merge it, run it with --adapter NAME=RUN, or "
+                "save it for PEFT"
+            )
+
+    def placed(self, model: ir.Model) -> dict[str, Update]:
+        """The update of each module, by the model's name of it.
 
         Of a module that the model has as several parts, each part has its rows of B. Raises
         GraphgenError if there is more than these updates.
@@ -296,22 +313,22 @@ class Adapter:
         self._expect_updates_only()
         return self._placed(model)
 
-    def _placed(self, model: ir.Model) -> dict[str, tuple[Array, Array]]:
-        found, matrices = dict[str, tuple[Array, Array]](), self._scaled()
+    def _placed(self, model: ir.Model) -> dict[str, Update]:
+        found, updates = dict[str, Update](), self.updates()
         published = published_names(model)
         for own, places in self._places(model, self.modules).items():
-            a, b = matrices[own + A], matrices[own + B]
+            update = updates[own]
             if len(places) == 1:
-                found[places[0]] = a, b
+                found[places[0]] = update
                 continue
-            parts = [published[module] for module in places]
-            if any(len(b) % (part.of * part.groups) for part in parts):
+            parts, out = [published[module] for module in places], update.shape[0]
+            if any(out % (part.of * part.groups) for part in parts):
                 raise GraphgenError(
                     f"adapter: the model has {own} as {len(places)} weights, and its update is "
-                    f"{[len(b), a.shape[1]]}: give the model that it was trained on"
+                    f"{[*update.shape]}: give the model that it was trained on"
                 )
             for module, part in zip(places, parts, strict=True):
-                found[module] = a, b[part.outputs(len(b))]
+                found[module] = update.at(part.outputs(out))
         return found
 
     def _places(self, model: ir.Model, wanted: Sequence[str]) -> dict[str, list[str]]:
@@ -363,14 +380,24 @@ class Adapter:
         times = max(map(len, groups.values()))
         matrices, rank = dict[str, Array](), self.rank
         for name, modules in groups.items():
+            part = self.published[modules[0]]
+            if self.dora and sum(self.published[m].width for m in modules) < part.of:
+                raise GraphgenError(
+                    f"adapter: the checkpoint has {name} as one weight, and the adapter has "
+                    "magnitudes of a part of it, which PEFT cannot hold: adapt all parts, or write "
+                    "the whole model with graphgen export"
+                )
             size, out = self.matrices[modules[0] + A].shape[1], len(self.matrices[modules[0] + B])
-            whole = self.published[modules[0]].whole(out)
+            whole = part.whole(out)
+            magnitude = np.zeros(whole, np.float32)
             a = np.zeros((rank * times, size), np.float32)
             b = np.zeros((whole, rank * times), np.float32)
             for i, module in enumerate(modules):
                 rows, own = self.published[module].outputs(whole), slice(rank * i, rank * (i + 1))
                 a[own], b[rows, own] = self.matrices[module + A], self.matrices[module + B]
+                magnitude[rows] = self.matrices.get(module + MAGNITUDE, 0)
             matrices |= {name + A: a, name + B: b}
+            matrices |= {name + MAGNITUDE: magnitude} if self.dora else {}
         alpha = self.alpha * (math.sqrt(times) if self.rank_stabilized else times)
         saved = dict[str, Array]()
         for name, array in self.saved.items():

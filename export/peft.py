@@ -14,7 +14,7 @@ from graphgen.errors import GraphgenError
 from graphgen.export.partial import in_place_of
 from graphgen.files import present, read_json
 from graphgen.operands import Array
-from graphgen.passes.training.adapters import A, B, LoRA
+from graphgen.passes.training.adapters import MAGNITUDE, A, B, LoRA
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -22,8 +22,9 @@ _PREFIX = "base_model.model."  # of every name in PEFT's files
 _WITHOUT_EFFECT = re.compile(
     r"auto_mapping|base_model_name_or_path|bias|fan_in_fan_out|inference_mode|init_lora_weights|"
     r"lora_alpha|lora_dropout|modules_to_save|peft_type|peft_version|qalora_group_size|r|revision|"
-    r"target_modules|exclude_modules|task_type|use_rslora|eva_config|corda_config|loftq_config|"
-    r"runtime_config|ensure_weight_tying|megatron_core|layers_pattern|layers_to_transform"
+    r"target_modules|exclude_modules|task_type|use_dora|use_rslora|corda_config|"
+    r"eva_config|loftq_config|runtime_config|ensure_weight_tying|megatron_core|layers_pattern|"
+    r"layers_to_transform"
 )
 """Fields that are used here, or that change nothing once the matrices are trained."""
 
@@ -57,8 +58,8 @@ def read_folder(folder: Path) -> Contents:
     for weight in safetensors.read_header(folder / WEIGHTS):
         name = weight.name.removeprefix(_PREFIX)
         kept = any(part in f".{name}" for part in whole)
-        size = 1 if kept and name.endswith(".bias") else 2
-        known = name.endswith((".weight", ".bias") if kept else (A, B))
+        size = 1 if name.endswith(".bias" if kept else MAGNITUDE) else 2
+        known = name.endswith((".weight", ".bias") if kept else (A, B, MAGNITUDE))
         if not known or len(weight.shape) != size or not weight.dtype.is_floating_point():
             raise GraphgenError(
                 f"{folder / WEIGHTS}: {weight.name} is no matrix of a low-rank update, and no "
@@ -67,6 +68,10 @@ def read_folder(folder: Path) -> Contents:
             )
         (saved if kept else matrices)[name] = weight.read().astype(np.float32)
     check_matrices(matrices, rank, folder / WEIGHTS)
+    dora = any(name.endswith(MAGNITUDE) for name in matrices)
+    if dora != bool(config.get("use_dora")):
+        problem = f"use_dora is {config.get('use_dora')!r}, and the file of matrices says otherwise"
+        raise GraphgenError(f"{folder / CONFIG}: {problem}: save the adapter again")
     return Contents(matrices, rank, alpha, stabilized, dropout, saved)
 
 
@@ -125,10 +130,22 @@ def write_folder(
     return folder
 
 
-def check_matrices(matrices: Mapping[str, Array], rank: int, file: Path) -> None:
-    """Raise for what is no matrix of a low-rank update, of another rank or without partner."""
+def check_matrices(matrices: Mapping[str, Array], rank: int, file: str | Path) -> None:
+    """Raise for what is no matrix of a low-rank update, of another rank or without partner.
+
+    Magnitudes, of every module or none, have the outputs of their B.
+    """
+    found = {n.removesuffix(MAGNITUDE): x for n, x in matrices.items() if n.endswith(MAGNITUDE)}
+    wanted = {n.removesuffix(B): x.shape[:1] for n, x in matrices.items() if n.endswith(B)}
+    if found and {name: x.shape for name, x in found.items()} != wanted:
+        raise GraphgenError(
+            f"{file}: its magnitudes are not one of each output of each module: save the adapter "
+            "again"
+        )
     for name, array in matrices.items():
         a, b = name.endswith(A), name.removesuffix(A).removesuffix(B)
+        if name.endswith(MAGNITUDE):
+            continue
         if b == name or array.ndim != 2 or array.dtype != np.float32:
             raise GraphgenError(
                 f"{file}: {name}, {array.dtype}{[*array.shape]}, is no matrix of a low-rank "

@@ -9,7 +9,7 @@ import numpy as np
 
 from graphgen.errors import GraphgenError, user_line
 from graphgen.graph import constant
-from graphgen.infer import describe
+from graphgen.infer import DOMAIN, describe
 from graphgen.op import composite, primitive
 from graphgen.operands import UFUNCS, number_as
 from graphgen.ops.layout import cast_like, numpy_dtype
@@ -473,3 +473,14 @@ def identity(x: TensorLike) -> Tensor:
 def _(g: Tensor) -> Tensor:
     """dx = g."""
     return g
+
+
+@composite("StopGradient", domain=DOMAIN)
+def stop_gradient(x: Tensor) -> Tensor:
+    """x, which counts as a constant when gradients are taken."""
+    return identity(x)
+
+
+@stop_gradient.vjp
+def _(g: Tensor) -> None:
+    """dx = 0."""

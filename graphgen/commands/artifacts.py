@@ -115,7 +115,7 @@ def add_options(add: Callable[..., Any]) -> None:
         "--lora",
         metavar="PATTERN:RANK[,OPTION=VALUE,...]",
         help="train adapters of these modules: 'query|value:8', or "
-        "'query|value:8,alpha=16,dropout=0.1,rank_stabilized=true,seed=0'",
+        "'query|value:8,alpha=16,dropout=0.1,rank_stabilized=true,dora=true,seed=0'",
     )
     bits = "keep frozen weights of products, and tables, in few bits (QLoRA)"
     add("--base", choices=("int8", "int4"), help=bits)

@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 
 from graphgen import ops
@@ -22,7 +21,7 @@ from graphgen.models.published import find_family
 from graphgen.models.published.back import Checkpoint as Stored, stored_weights
 from graphgen.models.published.config import Config
 from graphgen.operands import Array, to_dtype
-from graphgen.passes.training.adapters import A, B, Linear, check_finite, linears, sites_of
+from graphgen.passes.training.adapters import Linear, check_finite, linears, sites_of
 
 SHARD = 5_000_000_000
 """The most bytes of a file of weights, unless one weight alone has more."""
@@ -69,7 +68,7 @@ def to_checkpoint(
             "no config.json; give that folder, not a file in it"
         )
     models = [load(file) for file in files]
-    updates: dict[str, Callable[[], Array]] = {}
+    updates: dict[str, Callable[[Array], Array]] = {}
     if adapter is not None:
         updates = _updates(who, models, adapter)
         parameters = {n: x for n, x in parameters.items() if n not in adapter.matrices}
@@ -92,11 +91,10 @@ def to_checkpoint(
 
 def _updates(
     who: str, models: Sequence[ir.Model], adapter: Adapter
-) -> dict[str, Callable[[], Array]]:
-    """What makes the update of each weight, by its name; a module is in one graph or in several."""
-    sizes = {
-        n: (len(adapter.matrices[n + B]), adapter.matrices[n + A].shape[1]) for n in adapter.modules
-    }
+) -> dict[str, Callable[[Array], Array]]:
+    """What makes each new weight of the old one; a module is in one graph or in several."""
+    updates = adapter.updates()
+    sizes = {name: update.shape for name, update in updates.items()}
     found = [linears(model) for model in models]
     weights = dict[str, Linear]()
     every: Mapping[ir.Node, Linear] = {node: site for own in found for node, site in own.items()}
@@ -118,17 +116,13 @@ def _updates(
                     f"only, and {node.op_type} {node.name} reads it, too; a checkpoint has one "
                     "weight for both: save the adapter with graphgen adapter, and load it with PEFT"
                 )
-    scale = np.float32(adapter.scale)
 
-    def update(site: Linear) -> Array:
-        a, b = adapter.matrices[site.module + A], adapter.matrices[site.module + B]
-        made: Array = (b * scale) @ a
-        return made if site.by_rows else made.T
+    def update(site: Linear, weight: Array) -> Array:
+        own = updates[site.module]
+        return own.of(weight) if site.by_rows else own.of(weight.T).T
 
     for site in weights.values():
-        check_finite(
-            who, site.module, adapter.matrices[site.module + A], adapter.matrices[site.module + B]
-        )
+        check_finite(who, site.module, *updates[site.module])
     return {name: partial(update, site) for name, site in weights.items()}
 
 

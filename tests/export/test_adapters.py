@@ -126,6 +126,68 @@ def test_merged_beside_and_in_training_are_the_same(
     assert relative_rms(logits, base.run(None, {"ids": IDS}, options)[0]) < 1e-6
 
 
+def loss_of(path: Path) -> float:
+    """The mean cross-entropy of the logits of a model, in float64."""
+    logits = gg.Session(path, threads=1)(ids=IDS)[0].astype(np.float64)
+    shifted = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    return float(-np.take_along_axis(shifted, LABELS[..., None], -1).mean())
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_magnitudes_are_trained_saved_and_merged(
+    model: Path, tmp_path: Path, dropout: float
+) -> None:
+    """DoRA: a gradient is that of a gain whose norm is constant; files hold what was trained."""
+    lora = LoRA("query|down|embedding", 2, alpha=3.0, dora=True, dropout=dropout)
+    gg.artifacts(model, tmp_path / "art", lora=lora, optimizer=gg.SGD())
+    start = gg.Trainer(tmp_path / "art", threads=1)
+    assert start.evaluate([BATCH]) == pytest.approx(loss_of(model), rel=1e-6)
+    if not dropout:
+        name = "stack.layers.1.feed_forward.down"
+        before = start.parameters[f"{name}.lora_magnitude_vector"].astype(np.float64)
+        start.fit([BATCH], steps=1, progress=False)
+        rate = start.schedule(1)
+        slope = (before - start.parameters[f"{name}.lora_magnitude_vector"]) / rate
+        weight = gg.load(model).graph.initializers[f"{name}.weight"]
+        assert weight.const_value is not None
+        matrix, losses = weight.const_value.numpy().copy(), []
+        np.testing.assert_allclose(before, np.linalg.norm(matrix, axis=0), rtol=1e-6)
+        for step in (1e-2, -1e-2):
+            other = gg.load(model)
+            scaled = matrix.copy()
+            scaled[:, 0] *= 1 + step / before[0]
+            other.graph.initializers[f"{name}.weight"].const_value = ir.tensor(scaled)
+            losses.append(loss_of(saved(other, tmp_path / "other.onnx")))
+        assert slope[0] == pytest.approx((losses[0] - losses[1]) / 2e-2, rel=1e-2)
+    trainer = trained(model, tmp_path / "run", lora)
+    merged = trainer.export(model, tmp_path / "merged.onnx")
+    assert trainer.evaluate([BATCH]) == pytest.approx(loss_of(merged), rel=1e-5)
+    assert loss_of(merged) < loss_of(model) - 0.01
+    assert trainer.adapter is not None and trainer.adapter.dora
+    again = Adapter.load(trainer.adapter.save(tmp_path / "peft"))
+    saved(again.merged(model), tmp_path / "again.onnx")
+    assert (tmp_path / "again.onnx").read_bytes() == Path(merged).read_bytes()
+    del again.matrices["stack.layers.0.attention.query.lora_magnitude_vector"]
+    with pytest.raises(GraphgenError, match="its magnitudes are not one of each output"):
+        Adapter.load(again.save(tmp_path / "peft"))
+
+
+def test_an_output_without_weights_keeps_its_zeros(tmp_path: Path) -> None:
+    """The norm of a column of zeros is 0, and so is its magnitude: no 0 / 0."""
+    model = product_model("a.weight")
+    array = onnx.numpy_helper.to_array(model.graph.initializer[0]).copy()
+    array[:, 1] = 0
+    model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(array, "a.weight"))
+    path = saved(model, tmp_path / "m.onnx")
+    gg.artifacts(path, tmp_path / "art", loss="mse", lora=LoRA("a", 2, dora=True))
+    trainer = gg.Trainer(tmp_path / "art", threads=1)
+    x = np.ones((3, 4), np.float32)
+    trainer.fit([{"x": x, "labels": x}], steps=3, progress=False)
+    assert all(np.isfinite(x).all() for x in trainer.parameters.values())
+    trainer.export(path, tmp_path / "merged.onnx")
+    assert np.isfinite(gg.Session(tmp_path / "merged.onnx", threads=1)(x=x)[0]).all()
+
+
 def test_a_tied_head_leaves_its_table_alone(model: Path, tmp_path: Path) -> None:
     """The product with the table has a weight of its own once its update is merged."""
     trainer = trained(model, tmp_path / "art", LoRA("embedding", 2))
@@ -200,8 +262,8 @@ def test_bad_targets(model: Path, tmp_path: Path, lora: str, told: str) -> None:
 
 
 def test_the_text_of_an_option() -> None:
-    text = "layer(?:s|_):8,alpha=32,dropout=0.1,rank_stabilized=true,seed=3"
-    assert LoRA.read(text) == LoRA("layer(?:s|_)", 8, 32.0, 0.1, True, 3)
+    text = "layer(?:s|_):8,alpha=32,dropout=0.1,rank_stabilized=true,seed=3,dora=true"
+    assert LoRA.read(text) == LoRA("layer(?:s|_)", 8, 32.0, 0.1, True, 3, True)
     assert LoRA.read("query|value:4") == LoRA("query|value", 4)
 
 
@@ -219,7 +281,7 @@ def test_bad_settings(fields: dict[str, Any], told: str) -> None:
     [
         ({"peft_type": "IA3"}, "peft_type is 'IA3'; only LORA is read"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa'"),
-        ({"use_dora": True}, "use_dora is True, which is more than low-rank updates"),
+        ({"use_dora": True}, "use_dora is True, and the file of matrices says otherwise"),
         ({"modules_to_save": "classifier"}, "modules_to_save is 'classifier'; it must be a list"),
         ({"bias": "all"}, "bias is 'all'"),
         ({"alpha_pattern": {"query": 3}}, "alpha_pattern is"),
@@ -335,7 +397,10 @@ def test_one_product_right_after_another(tmp_path: Path, prefix: str) -> None:
     wanted = x
     for module, weight in zip("ab", gg.load(path).graph.initializers.values(), strict=True):
         assert weight.const_value is not None
-        wanted = wanted @ (weight.const_value.numpy() + adapter.updates()[module].T)
+        wanted = wanted @ (
+            weight.const_value.numpy()
+            + (adapter.updates()[module].b @ adapter.updates()[module].a).T
+        )
     merged = gg.Session(saved(adapter.merged(path), tmp_path / "merged.onnx"), threads=1)
     assert relative_rms(wanted, merged(x=x)[0]) < 1e-6
     base = ort.InferenceSession(saved(adapter.base(path), tmp_path / "base.onnx"))

@@ -1,6 +1,7 @@
 """Frozen weights in few bits: what is trained beside them is what float32 would give."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +56,12 @@ NEW = pytest.mark.skipif(
 
 @NEW
 @pytest.mark.parametrize("recompute", ["none", "full"])
-@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize(("base", "dora"), [("int8", True), ("int4", False), ("int4", True)])
 def test_it_trains_as_the_restored_weights(
-    model: Path, tmp_path: Path, base: Base, recompute: Any
+    model: Path, tmp_path: Path, base: Base, recompute: Any, dora: bool
 ) -> None:
-    options: dict[str, Any] = {"lora": LORA, "optimizer": gg.SGD(), "recompute": recompute}
+    lora = replace(LORA, dora=dora)
+    options: dict[str, Any] = {"lora": lora, "optimizer": gg.SGD(), "recompute": recompute}
     gg.artifacts(model, tmp_path / "few", base=base, **options)
     start = Checkpoint.load(tmp_path / "few" / "checkpoint")
     own = {n: x for n, x in parameters_of(start, "").items() if n not in start.trainable}
@@ -93,9 +95,13 @@ def test_the_weights_of_products_take_few_bits(
     assert held < most * 4 * sum(np.prod(shape) for shape in bits.values())
 
 
-def test_no_restored_weight_is_kept(model: Path, tmp_path: Path) -> None:
-    """Each is alive between the node that restores it and one product, transposed or not."""
-    gg.artifacts(model, tmp_path / "art", lora=LORA, base="int4")
+@pytest.mark.parametrize("dora", [False, True])
+def test_no_restored_weight_is_kept(model: Path, tmp_path: Path, dora: bool) -> None:
+    """Each is alive between the node that restores it and one product, transposed or not.
+
+    With magnitudes, a sum, of which the norm is taken, reads it beside the forward pass's product.
+    """
+    gg.artifacts(model, tmp_path / "art", lora=replace(LORA, dora=dora), base="int4")
     graph = onnx.load(tmp_path / "art" / "training_model.onnx").graph
     readers: dict[str, list[int]] = {}
     for place, node in enumerate(graph.node):
@@ -104,10 +110,12 @@ def test_no_restored_weight_is_kept(model: Path, tmp_path: Path) -> None:
     restored = [(i, n) for i, n in enumerate(graph.node) if n.op_type == "DequantizeLinear"]
     assert len(restored) == 13 + 10  # no gradient passes the first query, key and value
     for place, node in restored:
-        last = place
-        while graph.node[last].op_type in ("DequantizeLinear", "Reshape", "Slice", "Transpose"):
-            [last] = readers[graph.node[last].output[0]]
-        assert graph.node[last].op_type in ("MatMul", "Gemm") and last - place < 8, node.name
+        ends = [place]
+        while graph.node[ends[0]].op_type in ("DequantizeLinear", "Reshape", "Slice", "Transpose"):
+            ends = sorted([*ends[1:], *readers[graph.node[ends[0]].output[0]]])
+        kinds = sorted({graph.node[end].op_type for end in ends} - {"MatMul", "Gemm"})
+        assert len(ends) == 1 + len(kinds) and kinds in ([], ["Add"][:dora]), node.name
+        assert ends[-1] - place < (24 if dora else 8), node.name
 
 
 def from_text(text: str, *weights: str) -> ir.Model:

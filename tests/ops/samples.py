@@ -545,6 +545,7 @@ SAMPLES: dict[tuple[str, str], list[Sample]] = {
         of(flags(3), to=F16),
     ],
     ("", "Identity"): [of(n(2, 3)), of(scalar(1.0)), of(i(1, 2))],
+    (DOMAIN, "StopGradient"): [of(n(2, 3)), of(scalar(1.0))],
     # activations
     ("", "Relu"): _unary(),
     ("", "Gelu"): [

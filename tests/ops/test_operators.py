@@ -74,8 +74,8 @@ NOT_DIFFERENTIABLE = set(
 ) | {op.name for op in TABLE.values() if is_quantized(op)}
 """Primitives without a rule give no floats that depend on floats; quantized numbers are rounded."""
 
-FLAT = {"Ceil", "Floor", "Round", "Sign"}
-"""The derivative is zero wherever it exists, and the rule says so."""
+FLAT = {"Ceil", "Floor", "Round", "Sign", "StopGradient"}
+"""The derivative is zero wherever it exists, or is meant to be."""
 
 CONSTANTS = {"CastLike": {1}, "Dropout": {1}}
 """Float inputs that are settings: their gradient is not defined."""
@@ -468,8 +468,9 @@ def test_written_rule_is_the_derived_one(
 
 @pytest.mark.parametrize("name", sorted(FLAT))
 def test_flat_operator_has_no_gradient(name: str) -> None:
+    domain = DOMAIN if name == "StopGradient" else ""
     with pytest.raises(GraphgenError, match="does not depend on x0"):
-        grad(loss_of(TABLE["", name], SAMPLES["", name][0]))
+        grad(loss_of(TABLE[domain, name], SAMPLES[domain, name][0]))
 
 
 @pytest.mark.parametrize(

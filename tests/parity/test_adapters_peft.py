@@ -1,7 +1,9 @@
 """Low-rank adapters next to PEFT's, on the same weights and batches: `make parity`."""
 
 import contextlib
+import copy
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +16,14 @@ import graphgen as gg
 from graphgen.commands import main
 from graphgen.export.adapters import Adapter
 from graphgen.export.checkpoint import Checkpoint
+from graphgen.export.trained import BASE, export_trained, parameters_of
 
 pytestmark = pytest.mark.parity
 STEPS, RATE = 50, 2e-3
 SIZES = {
     "bert": {"hidden_size": 32, "intermediate_size": 64, "num_labels": 3},
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32},
-    "llama": {"hidden_size": 32, "intermediate_size": 48, "num_key_value_heads": 2},
+    "llama": {"hidden_size": 64, "intermediate_size": 48, "num_key_value_heads": 2},
     "t5": {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4},
 }
 COMMON = {"num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 32}
@@ -74,8 +77,18 @@ def logits_of(model: Any, batch: dict[str, Any]) -> Any:
     return model(**given).logits
 
 
-@pytest.mark.parametrize("kind", SIZES)
-def test_fifty_steps_and_files_both_ways(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "dora", "base"),
+    [(kind, False, None) for kind in SIZES]
+    + [
+        ("bert", True, None),
+        ("gpt2", True, "int8"),
+        ("llama", True, "int4"),
+        ("llama", True, None),
+    ],
+)
+def test_fifty_steps_and_files_both_ways(kind: str, dora: bool, base: Any, tmp_path: Path) -> None:
+    """With a base in few bits, PEFT's has the restored weights."""
     import peft
     import torch
 
@@ -86,17 +99,31 @@ def test_fifty_steps_and_files_both_ways(kind: str, tmp_path: Path) -> None:
         torch.onnx.export(
             model, (), path, kwargs=example, dynamo=True, optimize=False, output_names=["logits"]
         )
-    lora = gg.LoRA(rf"\.({'|'.join(TARGETS[kind])})$", 4, alpha=8)
+    lora = gg.LoRA(rf"\.({'|'.join(TARGETS[kind])})$", 4, alpha=8, dora=dora)
     art, optimizer = tmp_path / "art", gg.AdamW(weight_decay=0.0)
-    gg.artifacts(path, art, lora=lora, optimizer=optimizer, output="logits")
-    start = Checkpoint.load(art / "checkpoint").trainable
-    config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=TARGETS[kind])
+    gg.artifacts(path, art, lora=lora, optimizer=optimizer, output="logits", base=base)
+    found = Checkpoint.load(art / "checkpoint")
+    start, restored = found.trainable, parameters_of(found, "")
+    if base is not None:
+        path = export_trained(path, restored, tmp_path / "wide.onnx", Adapter.of(found, ""))
+        path = str(path)
+        known = dict(model.named_parameters())
+        with torch.no_grad():
+            packed = json.loads(str(found.properties[BASE]))
+            assert any(f"{module}.weight" in packed for module in Adapter.of(found, "").modules)
+            for name in packed:
+                known[name].copy_(torch.tensor(restored[name]))
+    original = copy.deepcopy(model)
+    config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=TARGETS[kind], use_dora=dora)
     theirs = peft.get_peft_model(model, config).eval()
     trained = {n: p for n, p in theirs.named_parameters() if p.requires_grad}
     assert len(trained) == len(start)
     with torch.no_grad():
         for name, parameter in trained.items():
             own = name.removeprefix("base_model.model.").replace(".default", "")
+            if "magnitude" in own:
+                own = own.removesuffix(".weight")
+                np.testing.assert_allclose(start[own], parameter, rtol=1e-5)
             parameter.copy_(torch.tensor(start[own]))
     trainer = gg.Trainer(art, schedule=gg.schedule.constant(RATE), threads=1)
     history = trainer.fit(batches, steps=STEPS, progress=False)
@@ -120,7 +147,7 @@ def test_fifty_steps_and_files_both_ways(kind: str, tmp_path: Path) -> None:
         merged = gg.export(Adapter.load(tmp_path / folder).merged(path), tmp_path / "merged.onnx")
         given = {n: x for n, x in batches[0].items() if n != "labels"}
         [mine] = gg.Session(merged, threads=1, outputs=["logits"])(given)
-        loaded = peft.PeftModel.from_pretrained(model_of(kind), tmp_path / folder).eval()
+        loaded = peft.PeftModel.from_pretrained(copy.deepcopy(original), tmp_path / folder).eval()
         with torch.no_grad():
             wanted = logits_of(loaded, batches[0]).numpy()
         assert relative_rms(wanted, mine) < 1e-5

@@ -52,11 +52,11 @@ def stored_weights(
     family: "Family",
     models: Sequence[ir.Model],
     dtype: ir.DataType | None = None,
-    updates: Mapping[str, Callable[[], Array]] | None = None,
+    updates: Mapping[str, Callable[[Array], Array]] | None = None,
 ) -> Checkpoint:
     """The weights of a checkpoint of its graphs: in `dtype`, or as each was stored.
 
-    `updates` make what is added to a parameter, by its name.
+    `updates` make a new parameter of the old one, by its name.
 
     Raises GraphgenError for graphs that do not say what they were built from, or lack weights.
     """
@@ -88,7 +88,7 @@ def stored_weights(
     added = updates or {}
 
     def read(path: str) -> Array:
-        return arrays[path] + added[path]() if path in added else arrays[path]
+        return added[path](arrays[path]) if path in added else arrays[path]
 
     weights, rounded = dict[str, ir.TensorProtocol](), list[str]()
 

@@ -25,10 +25,10 @@ from graphgen.places import block_of
 from graphgen.recognize.axes import permutation_of
 from graphgen.value import Tensor, Value, adopt
 
-A, B = ".lora_A.weight", ".lora_B.weight"
-"""What follows a module's name in the names of its two matrices, as in PEFT's files."""
+A, B, MAGNITUDE = ".lora_A.weight", ".lora_B.weight", ".lora_magnitude_vector"
+"""What follows a module's name in the names of its matrices, as in PEFT's files."""
 
-ADAPTERS = r"\.lora_[AB]\.weight$"
+ADAPTERS = r"\.lora_([AB]\.weight|magnitude_vector)$"
 """The pattern of these names."""
 
 PRODUCTS: tuple[Op, ...] = (ops.matmul, ops.gemm, ops.fused_matmul)
@@ -43,12 +43,18 @@ class LoRA:
     zeros: at first y is as it was (Hu et al., arXiv 2106.09685). s is alpha / rank, or, with
     `rank_stabilized`, alpha / √rank (Kalajdzievski, arXiv 2312.03732).
 
+    With `dora`, each output also has a magnitude m that is trained (Liu et al., arXiv 2402.09353):
+    y = m / ‖W + s Aᵀ Bᵀ‖ · (x W + s x Aᵀ Bᵀ), with the norm of the column of each output, which
+    gradients take as a constant. At first m is that norm. With dropout, only the difference of y to
+    x W has it, as in PEFT.
+
     Args:
         targets: A regular expression, searched in the names of modules: "query|value".
         rank: The rank of the update, from 1.
         alpha: The factor above, by default `rank`.
         dropout: The part of x that is zeroed in training, from 0 and below 1.
         rank_stabilized: Whether s divides by √rank.
+        dora: Whether magnitudes are trained, too.
         seed: For the random numbers of A.
     """
 
@@ -58,6 +64,7 @@ class LoRA:
     dropout: float = 0.0
     rank_stabilized: bool = False
     seed: int = 0
+    dora: bool = False
 
     def __post_init__(self) -> None:
         try:
@@ -88,7 +95,8 @@ class LoRA:
             raise GraphgenError(
                 f"LoRA: {text!r} is not PATTERN:RANK, such as 'query|value:8', a regular "
                 "expression for the names of modules and a number, or "
-                "PATTERN:RANK,alpha=16,dropout=0.1,rank_stabilized=true,seed=0 with some of these"
+                "PATTERN:RANK,alpha=16,dropout=0.1,rank_stabilized=true,dora=true,seed=0 with some "
+                "of these"
             ) from None
         return cls(targets, int(rank), **given)
 
@@ -98,7 +106,12 @@ class LoRA:
         random = np.random.default_rng([self.seed, zlib.crc32(site.module.encode())])
         a = random.uniform(-1.0, 1.0, (self.rank, size)) / math.sqrt(size)
         zeros = np.zeros((out, self.rank), np.float32)
-        return {site.module + A: a.astype(np.float32), site.module + B: zeros}
+        found = {site.module + A: a.astype(np.float32), site.module + B: zeros}
+        if self.dora:
+            weight = constant(site.weight)
+            assert weight is not None
+            found[site.module + MAGNITUDE] = norms(weight if site.by_rows else weight.T)
+        return found
 
     @property
     def scale(self) -> float:
@@ -111,9 +124,51 @@ _READ: Mapping[str, Callable[[str], Any]] = {
     "alpha": float,
     "dropout": float,
     "rank_stabilized": {"true": True, "false": False}.__getitem__,
+    "dora": {"true": True, "false": False}.__getitem__,
     "seed": int,
 }
 """How an option of `LoRA.read` is read."""
+
+
+class Update(NamedTuple):
+    """W + b a of W, float[out, in], or m / ‖W + b a‖ · (W + b a) by rows: what an adapter makes.
+
+    a is float[rank, in], b float[out, rank], with the scale in it, and m float[out].
+    """
+
+    a: Array
+    b: Array
+    magnitude: Array | None = None
+
+    def of(self, weight: Array) -> Array:
+        """The new weight, float32."""
+        changed: Array = weight + self.b @ self.a
+        return changed if self.magnitude is None else self._gain(changed)[:, None] * changed
+
+    def gain(self, weight: Array) -> Array | None:
+        """m / ‖W + b a‖, float[out], of an update with magnitudes."""
+        return None if self.magnitude is None else self._gain(weight + self.b @ self.a)
+
+    def _gain(self, changed: Array) -> Array:
+        size = norms(changed)
+        gain: Array = self.magnitude / np.where(size == 0, np.float32(1), size)
+        return gain
+
+    def at(self, rows: Any) -> "Update":
+        """That of some rows of the weight."""
+        magnitude = None if self.magnitude is None else self.magnitude[rows]
+        return Update(self.a, self.b[rows], magnitude)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """That of the weight."""
+        return len(self.b), self.a.shape[1]
+
+
+def norms(matrix: Array) -> Array:
+    """The Euclidean norm of each row."""
+    found: Array = np.linalg.norm(matrix, axis=1).astype(np.float32)
+    return found
 
 
 class Linear(NamedTuple):
@@ -156,8 +211,15 @@ def _module_of(node: ir.Node, weight: ir.Value) -> str:
     name = str(weight.name)
     own, block = name.removesuffix(".weight"), block_of(node)
     renamed = own == name and "." not in name.replace("/", ".")
-    elsewhere = {use.node for use in weight.uses()} != {node} and not own.endswith(block)
+    readers = {use.node for use in weight.uses() if not for_norm(use.node)}
+    elsewhere = readers != {node} and not own.endswith(block)
     return block if block and (renamed or elsewhere) else own.replace("/", ".")
+
+
+def for_norm(node: ir.Node) -> bool:
+    """Whether a node is the sum of a weight and an update whose norm is taken."""
+    uses = node.outputs[0].uses() if is_a(node, ops.add) else ()
+    return bool(uses) and all(is_a(use.node, ops.reduce_l2) for use in uses)
 
 
 @dataclass
@@ -203,20 +265,37 @@ class Adapting:
         if (first := self.modules.setdefault(site.module, site)).weight is not site.weight:
             both = f"{first.weight.name} and {site.weight.name}"
             return Miss(f"module {site.module} has two weights, {both}: export it with names")
-        for name, array in self.lora.start(site).items():
-            if name not in values:
-                values[name] = initializer(name, array)
+        if site.module + A not in values:
+            values |= {name: initializer(name, x) for name, x in self.lora.start(site).items()}
         x: Tensor = adopt(node.inputs[0])  # not site.x, which may have an adapter since
         if numbers is not None:
             ratio = np.asarray(self.lora.dropout, np.float32)
             number = np.asarray(_SITES + [*found].index(node), np.int64)
             x = ops.dropout(x, ratio, adopt(numbers[0]), adopt(numbers[1]), number)
         a, b = (ops.transpose(Value(values[site.module + part]), perm=[1, 0]) for part in (A, B))
-        update = ops.matmul(ops.matmul(x, a), b)
-        result = op(*map(adopt, node.inputs), **read_attributes(op, node))
-        result = result + update * np.float32(self.lora.scale * site.alpha)
+        update = ops.matmul(ops.matmul(x, a), b) * np.float32(self.lora.scale * site.alpha)
+        given, attributes = [*map(adopt, node.inputs)], read_attributes(op, node)
+        if not self.lora.dora:
+            result = op(*given, **attributes) + update
+        else:
+            product, gain = op(x, given[1], **attributes), self._gain(values, site)
+            if numbers is not None:
+                result = op(*given, **attributes) + (gain * (product + update) - product)
+            else:
+                result = gain * (product + update)
+                if len(given) > 2 and given[2] is not None:
+                    result = result + given[2] * np.float32(attributes.get("beta", 1.0))
         inputs = [value for value in node.inputs if value is not None]
         return Rewrite(result, inputs, f"rank {self.lora.rank}", may_share=True)
+
+    def _gain(self, values: Mapping[str, ir.Value], site: Linear) -> Tensor:
+        """m / ‖W + s Aᵀ Bᵀ‖ of each output."""
+        a, b, m = (Value(values[site.module + part]) for part in (A, B, MAGNITUDE))
+        update = ops.matmul(b, a) * np.float32(self.lora.scale)  # float[out, in]
+        update = update if site.by_rows else ops.transpose(update, perm=[1, 0])
+        changed = Value(site.weight) + update
+        size = ops.stop_gradient(ops.reduce_l2(changed, [int(site.by_rows)], keepdims=0))
+        return m / ops.where(ops.equal(size, np.float32(0)), np.float32(1), size)
 
 
 def parts_in(noted: Any) -> dict[str, Part]:
@@ -249,6 +328,7 @@ def adapt(model: ir.Model, lora: LoRA) -> dict[str, Any]:
     stable = lora.rank_stabilized
     noted: dict[str, Any]
     noted = {"rank": lora.rank, "alpha": alpha, "dropout": lora.dropout, "rank_stabilized": stable}
+    noted |= {"dora": True} if lora.dora else {}
     noted["modules"] = sorted(adapting.modules)
     if names := published_names(model):
         noted["names"] = {n: [*names[n]] for n in adapting.modules if n in names}
@@ -301,17 +381,17 @@ def sites_of(
     return sites
 
 
-def check_finite(who: str, module: str, *arrays: Array) -> None:
+def check_finite(who: str, module: str, *arrays: Array | None) -> None:
     """Raise for an update that is not finite."""
-    if not all(np.isfinite(array).all() for array in arrays):
+    if not all(np.isfinite(array).all() for array in arrays if array is not None):
         raise GraphgenError(
             f"{who}: the update of {module} is not finite: take an earlier checkpoint, from "
             "before the training diverged"
         )
 
 
-def merging(who: str, updates: Mapping[str, Array]) -> Pass:
-    """W + the update of its module, float[out, in], in the place of each weight W.
+def merging(who: str, updates: Mapping[str, Update]) -> Pass:
+    """What the update of its module makes of it, in the place of each weight W.
 
     Raises GraphgenError for a module without a product in the model, or of another size.
     """
@@ -320,7 +400,7 @@ def merging(who: str, updates: Mapping[str, Array]) -> Pass:
         found = linears(model)
         sites = sites_of(who, found, {name: update.shape for name, update in updates.items()})
         for name, update in updates.items():
-            check_finite(who, name, update)
+            check_finite(who, name, *update)
         values: dict[tuple[ir.Value, str], ir.Value] = {}
 
         def merged(node: ir.Node) -> Rewired:
@@ -329,7 +409,8 @@ def merging(who: str, updates: Mapping[str, Array]) -> Pass:
             if (matrix, site.module) not in values:
                 weight, update = constant(site.weight), updates[site.module]
                 assert weight is not None
-                weight = weight + (update if site.by_rows else update.T)
+                weight = update.of(weight) if site.by_rows else update.of(weight.T).T
+                check_finite(who, site.module, weight)
                 weight = weight if matrix is site.weight else np.ascontiguousarray(weight.T)
                 name = f"{site.module}.merged{len(values)}"
                 values[matrix, site.module] = initializer(name, weight)
@@ -378,7 +459,7 @@ def initializer(name: str, array: Array) -> ir.Value:
 
 def _check_names(model: ir.Model, modules: Iterable[str]) -> None:
     known = {value.name for value in (*model.graph.inputs, *model.graph.initializers.values())}
-    for name in sorted(module + part for module in modules for part in (A, B)):
+    for name in sorted(module + part for module in modules for part in (A, B, MAGNITUDE)):
         if name in known:
             raise GraphgenError(
                 f"artifacts: the model has a weight {name} already: give the model without its "

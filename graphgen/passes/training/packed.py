@@ -22,7 +22,15 @@ from graphgen.match import Engine, Pass, PassReport, Rewired, Rewrite, run_passe
 from graphgen.op import is_a
 from graphgen.operands import Array
 from graphgen.ops.quantized import dequantize_linear
-from graphgen.passes.training.adapters import Linear, initializer, linears
+from graphgen.passes.training.adapters import (
+    MAGNITUDE,
+    PRODUCTS,
+    Linear,
+    for_norm,
+    initializer,
+    linears,
+    norms,
+)
 from graphgen.value import Tensor, Value, adopt
 
 Base: TypeAlias = Literal["int8", "int4"]
@@ -115,11 +123,16 @@ class Packing:
             nodes = _readers(weight, found)
             if nodes is None:
                 continue
-            tables = [node for node in nodes if node not in found]
-            by_rows = bool(tables) or any(found[node].by_rows for node in nodes)
+            tables = [node for node in nodes if is_a(node, ops.gather)]
+            products = [found[node] for node in nodes if node in found]
+            by_rows = bool(tables) or any(site.by_rows for site in products)
             packed, parts = self._packed(name, weight, by_rows, bool(tables))
             self.weights[name] = packed
             values |= {n: initializer(n, array) for n, array in parts.items()}
+            for module in {site.module + MAGNITUDE for site in products}:
+                if (magnitude := graph.initializers.get(module)) is not None:
+                    w = packed.float_of(name, parts)
+                    magnitude.const_value = ir.tensor(norms(w if by_rows else w.T), name=module)
             for node in nodes:
                 make = partial(_row, values) if node in tables else partial(_product, values)
                 outcomes[node] = partial(make, name, packed, weight, node)
@@ -170,7 +183,10 @@ def _unload(array: Array) -> None:
 
 
 def _readers(weight: ir.Value, found: Mapping[ir.Node, Linear]) -> list[ir.Node] | None:
-    """The products and lookups that read a weight; None if it is small, or has another use."""
+    """The products and lookups that read a weight; None if it is small, or has another use.
+
+    A sum reads it for the norm of a low-rank update.
+    """
     if weight.dtype is not _FLOAT or weight.shape is None or len(weight.shape) != 2:
         return None
     if weight.const_value is None or weight.const_value.size < _SMALL or weight.is_graph_output():
@@ -183,7 +199,8 @@ def _readers(weight: ir.Value, found: Mapping[ir.Node, Linear]) -> list[ir.Node]
             product = one.node in found and found[one.node].weight is weight and one.idx == 1
             table = is_a(one.node, ops.gather) and turned is None and one.idx == 0
             axis = one.node.attributes.get_int("axis", 0) if table else 0
-            if not (product or table) or axis != 0 or one.node.graph is not weight.graph:
+            norm = turned is None and one.idx == 0 and for_norm(one.node)
+            if not (product or table or norm) or axis != 0 or one.node.graph is not weight.graph:
                 return None
             nodes.append(one.node)
     return nodes or None
@@ -192,12 +209,13 @@ def _readers(weight: ir.Value, found: Mapping[ir.Node, Linear]) -> list[ir.Node]
 def _product(
     values: Mapping[str, ir.Value], name: str, packed: Packed, weight: ir.Value, node: ir.Node
 ) -> Rewired:
-    """A product that reads the weight restored."""
+    """A product, or the sum of a norm, that reads the weight restored."""
     integers, scale, *zero = (Value(values[part]) for part in packed.names(name))
     w = packed.restored(integers, scale, zero[0] if zero else None)
-    as_stored = node.inputs[1] is weight
+    place = 1 if is_a(node, *PRODUCTS) else 0
+    as_stored = node.inputs[place] is weight
     w = w if packed.by_rows == as_stored else ops.transpose(w, perm=[1, 0])
-    return Rewired({1: w}, packed.scheme)
+    return Rewired({place: w}, packed.scheme)
 
 
 def _row(
