@@ -21,6 +21,7 @@ CLIENT := $(BIN)/python -m pytest -m "not parity" -rs
 SWIFTSHADER := /usr/lib/chromium/vk_swiftshader_icd.json
 OLDER := 1.16.3 1.23.2 webgpu-1.25.1
 NEWEST_OF := onnxruntime onnx onnx-ir onnxscript
+TESTS := not parity and not checkers and not exhaustive
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
@@ -39,7 +40,7 @@ examples: $(VENV)/.ready-examples ## the demo, and all tasks and experiments of 
 	for example in $(EXAMPLES); do $(BIN)/python "$$example" || exit; done
 
 test: $(VENV)/.ready-test ## all tests except those that need torch or CUDA
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not parity"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "$(TESTS)"
 
 # Only the upgrade ignores constraints.txt, which would hold pip to older versions.
 test-newest: $(NEWEST)/bin/python ## the same tests with the newest onnxruntime, onnx, onnx-ir and onnxscript
@@ -49,7 +50,7 @@ test-newest: $(NEWEST)/bin/python ## the same tests with the newest onnxruntime,
 	    -c $(NEWEST)/constraints.txt -e '.[cpu,test]'
 	@$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade $(NEWEST_OF)
 	@$(NEWEST)/bin/python -m pip freeze | grep '^onnx'
-	$(NEWEST)/bin/python -m pytest -n 2 --dist loadfile -m "not parity"
+	$(NEWEST)/bin/python -m pytest -n 2 --dist loadfile -m "$(TESTS)"
 
 test-clients: test-trainer test-genai test-optimum test-javascript ## all clients of our files, listed next: about 5 minutes
 
@@ -93,11 +94,12 @@ test-wheel: ## build sdist and wheel into dist/, and try the wheel in a new envi
 	cd tests && ../$(RELEASE)/bin/python -P -c "import graphgen; print(graphgen.__file__)" | grep site-packages
 	$(RELEASE)/bin/pytest -p no:cacheprovider tests/test_readme.py
 
-fuzz: $(VENV)/.ready-test ## 2,000 new random graphs and as many programs: make fuzz [GRAPHS=500] [SEED=7]
+fuzz: $(VENV)/.ready-test ## 2,000 new random graphs, as many programs, all samples of operators: make fuzz [GRAPHS=500] [SEED=7]
 	@echo "again with: make fuzz GRAPHS=$(GRAPHS) SEED=$(SEED)"
 	GRAPHS=$(GRAPHS) $(BIN)/python -m pytest -n 2 --dist load tests/test_fuzz.py tests/test_fuzz_dsl.py \
 	    tests/base/test_fuzz_sizes.py \
 	    --hypothesis-seed=$(SEED) -rP
+	$(BIN)/python -m pytest -n 2 -m exhaustive tests/ops
 
 fuzz-files: $(VENV)/.ready-test ## 2,000 new damaged files, each read by a command: make fuzz-files [GRAPHS=500] [SEED=7]
 	$(BIN)/python tests/test_fuzz_files.py --count $(GRAPHS) --seed $(SEED) --jobs 2
@@ -110,7 +112,7 @@ check: $(VENV)/.ready-dev ## ruff, mypy --strict and pyright, here and on an edi
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pyright --pythonpath $(BIN)/python
-	$(BIN)/python -m pytest tests/test_architecture.py -k type_checkers
+	$(BIN)/python -m pytest -m checkers tests/test_architecture.py
 	@$(MAKE) --no-print-directory check-wheel
 
 check-wheel: $(WHEEL)/.ready ## mypy --strict and pyright on programs of users, with the built wheel

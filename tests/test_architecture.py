@@ -344,6 +344,7 @@ def test_a_clone_without_symbolic_links_installs_and_runs(tmp_path: Path) -> Non
     assert printed.split() == [str(source / "graphgen" / "__init__.py"), "1.0", "2"]
 
 
+@pytest.mark.checkers
 def test_type_checkers_see_an_editable_install(tmp_path: Path) -> None:
     """From outside, strictly: the types of the package, and which names it shows."""
     checkers = [name for name in ("mypy", "pyright") if importlib.util.find_spec(name)]

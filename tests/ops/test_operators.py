@@ -86,13 +86,15 @@ DATA_DEPENDENT = {"Compress", "ConstantOfShape", "NonZero", "Range", "RelativePo
 Case = tuple[Op, Sample]
 
 
-def cases(wanted: Callable[[Op, Sample], bool] = lambda op, sample: True) -> Any:
+def cases(wanted: Callable[[Op, Sample], bool] = lambda op, sample: True, *, share: int = 1) -> Any:
+    """All samples that are wanted; `make test` takes each operator's first and every `share`th."""
     found = []
     for (domain, name), samples in SAMPLES.items():
         op = TABLE[domain, name]
-        for number, sample in enumerate(samples):
-            if wanted(op, sample):
-                found.append(pytest.param(op, sample, id=f"{name}-{number}"))
+        kept = [(number, sample) for number, sample in enumerate(samples) if wanted(op, sample)]
+        for position, (number, sample) in enumerate(kept):
+            marks = [pytest.mark.exhaustive] if position % share else []
+            found.append(pytest.param(op, sample, id=f"{name}-{number}", marks=marks))
     return pytest.mark.parametrize("op, sample", found)
 
 
@@ -339,10 +341,14 @@ def test_inferred_types_are_those_computed(
                 assert name == f"size_{size}"
 
 
+@cache
+def runtime_schemas() -> dict[tuple[str, str], Any]:
+    return {(s.domain, s.name): s for s in ort_state.get_all_operator_schema()}
+
+
 def schema_defaults(op: Op) -> dict[str, Any]:
     """The default of every attribute, `empty` where it is required, None where there is none."""
-    schemas = {(s.domain, s.name): s for s in ort_state.get_all_operator_schema()}
-    schema = op.schema or schemas[op.domain, op.name]
+    schema = op.schema or runtime_schemas()[op.domain, op.name]
     found: dict[str, Any] = {}
     for name, attribute in schema.attributes.items():
         found[name] = inspect.Parameter.empty if attribute.required else None
@@ -414,10 +420,7 @@ def check_directional(
     assert abs(got - want) <= 1e-6 * size + 1e-10 * max(abs(up), 1.0), f"{got} is not {want}"
 
 
-with_a_gradient = cases(has_gradient)
-
-
-@with_a_gradient
+@cases(has_gradient)
 def test_gradient_is_the_central_difference_and_runs(op: Op, sample: Sample) -> None:
     """Recorded in float32, for ONNX Runtime; what is recorded is evaluated in float64."""
     model, wrt = loss_of(op, sample, dtype=np.float32), wrt_of(op, sample)
@@ -432,7 +435,7 @@ def test_gradient_is_the_central_difference_and_runs(op: Op, sample: Sample) -> 
         np.testing.assert_allclose(a, b, 1e-4, 1e-8 + 1e-5 * np.abs(b).max(initial=0.0))
 
 
-@with_a_gradient
+@cases(has_gradient, share=8)
 def test_gradient_of_the_gradient_is_the_central_difference(op: Op, sample: Sample) -> None:
     wrt = wrt_of(op, sample)
     at = feeds_of(arrays_of(sample, np.float64))

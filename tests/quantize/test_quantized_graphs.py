@@ -1,7 +1,7 @@
 """Quantized graphs, ours and those of others: types, meaning, cost, passes and bisecting."""
 
 import re
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -190,11 +190,16 @@ def test_what_has_no_body_is_typed_and_kept_but_not_evaluated(call: str, message
         evaluate(model, arrays | {"b": np.zeros((1, 1, 8), np.uint8)})
 
 
-def language_model(scheme: str, **options: Any) -> ir.Model:
+@cache
+def made(scheme: str) -> ir.Model:
     sizes = {"vocabulary": 96, "features": 64, "layers": 2, "num_heads": 4, "length": 32}
     module = create("decoder", **sizes)
     model = gg.optimize(gg.build(module, **find("decoder").inputs())).model
-    return quantize(model, scheme, threshold=1.0, **options)[0]
+    return quantize(model, scheme, threshold=1.0)[0]
+
+
+def language_model(scheme: str) -> ir.Model:
+    return made(scheme).clone()
 
 
 def exact(model: ir.Model) -> ir.Model:
