@@ -1,12 +1,12 @@
 """Adapters: from what was trained and from files, into files and into the weights of a model."""
 
+import itertools
 import json
 import math
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import product
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from graphgen.export.peft import CONFIG, check_matrices, read_folder, write_fold
 from graphgen.export.session import model_of
 from graphgen.export.write import replacing
 from graphgen.files import present, regular
-from graphgen.graph import ModelLike
+from graphgen.graph import ModelLike, constant
 from graphgen.infer import describe
 from graphgen.match import Engine, run_passes
 from graphgen.operands import Array
@@ -37,6 +37,7 @@ from graphgen.passes.training.adapters import (
     parts_in,
     published_names,
 )
+from graphgen.passes.training.by_row import products, quantized_linears, weight_of
 from graphgen.providers import runtime_message
 from graphgen.runtime import import_runtime
 
@@ -249,7 +250,7 @@ class Adapter:
                 )
         exactly = "|".join(f"^{re.escape(name)}$" for name in names.values())
         adapt(result, LoRA(exactly, self.rank))
-        for own, part in product(names, (A, B)):
+        for own, part in itertools.product(names, (A, B)):
             value = result.graph.initializers.pop(names[own] + part)
             assert value.const_value is not None
             zeros = np.zeros(value.const_value.shape.numpy(), np.float32)
@@ -264,8 +265,18 @@ class Adapter:
         Raises GraphgenError for a module that is no product of the model, or of another size.
         """
         result = model_of(model, "adapter").clone()
+        updates = self._placed(result)
+        few = {site.module for site in quantized_linears(result).values()}
+        if packed := sorted(
+            few & {*updates, *(p for m in self._places(result, self.whole).values() for p in m)}
+        ):
+            raise GraphgenError(
+                f"adapter: the weight of {packed[0]} is in few bits, and no update can be merged "
+                "into it: run the adapter beside it, with --adapter NAME=RUN, or give a folder in "
+                "float32"
+            )
         self._put_whole(result)
-        run_passes(result, [merging("adapter", self._placed(result))], Engine())
+        run_passes(result, [merging("adapter", updates)], Engine())
         return result
 
     def _put_whole(self, model: ir.Model) -> None:
@@ -281,19 +292,22 @@ class Adapter:
             elif site is not None:
                 value = model.graph.initializers.get(f"{site.module}.{part}")
             if value is None or value.shape != array.shape or len(value.uses()) > 1:
-                found = "none" if value is None else describe(value)
-                raise GraphgenError(
-                    f"adapter: {name} was trained as a whole, {[*self.saved[name].shape]}, and the "
-                    f"model has {found} of its own: give the model that it was trained on, not "
-                    "optimized yet"
-                )
+                raise self._not_there(name, "none" if value is None else describe(value))
             value.const_value = ir.tensor(np.ascontiguousarray(array), name=value.name)
+
+    def _not_there(self, name: str, found: str) -> GraphgenError:
+        shape = f", {[*self.saved[name].shape]}" if name in self.saved else ""
+        return GraphgenError(
+            f"adapter: {name} was trained as a whole{shape}, and the model has {found} of its own: "
+            "give the model that it was trained on, not optimized yet"
+        )
 
     def _expect_updates_only(self) -> None:
         if self.saved:
             raise GraphgenError(
                 f"adapter: {self.whole[0]} was trained as a whole beside the low-rank updates, so "
-                "it is no input beside the base: merge the adapter into a model of its own"
+                "it is no input beside the base: merge the adapter, or run it with --adapter "
+                "NAME=RUN"
             )
 
     def _expect_no_magnitudes(self) -> None:
@@ -305,13 +319,42 @@ class Adapter:
             )
 
     def placed(self, model: ir.Model) -> dict[str, Update]:
-        """The update of each module, by the model's name of it.
+        """The update of each module, by the model's name of it, for rows beside the base.
 
-        Of a module that the model has as several parts, each part has its rows of B. Raises
-        GraphgenError if there is more than these updates.
+        Of a module that the model has as several parts, each part has its rows of B. What was
+        trained as a whole is the difference to the model's. Raises GraphgenError for a module as a
+        whole that is not in the model.
         """
-        self._expect_updates_only()
-        return self._placed(model)
+        found = {site.module: node for node, site in products(model).items()}
+        updates, places = self._placed(model), self._places(model, self.whole)
+        for name, [place, *others] in places.items():
+            own = None if others or place not in found else weight_of(found[place])
+            weight, bias = (self.saved.get(f"{name}.{part}") for part in ("weight", "bias"))
+            known = model.graph.initializers.get(f"{place}.bias")
+            before = None if known is None else constant(known)
+            if own is None or (weight is not None and weight.shape != own.shape):
+                raise self._not_there(f"{name}.weight", "another or none")
+            if bias is not None and (before is None or before.shape != bias.shape):
+                raise self._not_there(f"{name}.bias", "another or none")
+            change = np.zeros_like(own) if weight is None else weight - own
+            pair = np.eye(min(own.shape), dtype=np.float32)
+            a, b = (change, pair) if len(pair) == len(own) else (pair, change)
+            shift = None if bias is None or before is None else bias - before
+            updates[place] = Update(a, b, shift=shift)
+        return updates
+
+    def within(self, model: ir.Model) -> "Adapter":
+        """The part of it whose modules are in a model, one graph of several."""
+        known = {site.module for site in products(model).values()}
+        places = self._places(model, [*self.modules, *self.whole])
+        own = {name for name, given in places.items() if {*given} <= known}
+        matrices = {
+            n: x
+            for n, x in self.matrices.items()
+            if any(n == module + part for module in own for part in (A, B, MAGNITUDE))
+        }
+        saved = {n: x for n, x in self.saved.items() if n.rpartition(".")[0] in own}
+        return replace(self, matrices=matrices, saved=saved)
 
     def _placed(self, model: ir.Model) -> dict[str, Update]:
         found, updates = dict[str, Update](), self.updates()
@@ -336,7 +379,7 @@ class Adapter:
 
         In the model it may have a prefix of the exporter's own, or the checkpoint's name.
         """
-        known, names = {s.module for s in linears(model).values()}, published_names(model)
+        known, names = {s.module for s in products(model).values()}, published_names(model)
         parts = dict[str, dict[int, str]]()
         for module, part in names.items():
             if module in known:
@@ -380,15 +423,15 @@ class Adapter:
         times = max(map(len, groups.values()))
         matrices, rank = dict[str, Array](), self.rank
         for name, modules in groups.items():
-            part = self.published[modules[0]]
-            if self.dora and sum(self.published[m].width for m in modules) < part.of:
+            first = self.published[modules[0]]
+            if self.dora and sum(self.published[m].width for m in modules) < first.of:
                 raise GraphgenError(
                     f"adapter: the checkpoint has {name} as one weight, and the adapter has "
                     "magnitudes of a part of it, which PEFT cannot hold: adapt all parts, or write "
                     "the whole model with graphgen export"
                 )
             size, out = self.matrices[modules[0] + A].shape[1], len(self.matrices[modules[0] + B])
-            whole = part.whole(out)
+            whole = first.whole(out)
             magnitude = np.zeros(whole, np.float32)
             a = np.zeros((rank * times, size), np.float32)
             b = np.zeros((whole, rank * times), np.float32)

@@ -1,7 +1,7 @@
 """Several adapters in one session, from which each row of a batch chooses by name."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -37,6 +37,60 @@ def beside(
     found = [a if isinstance(a, Adapter) else Adapter.load(a) for a in adapters.values()]
     run_passes(result, [by_row(who, [adapter.placed(result) for adapter in found])], Engine())
     return result
+
+
+def adapted(
+    models: Sequence[ir.Model],
+    who: str,
+    adapter: Given | None,
+    adapters: Mapping[str, Given] | None,
+) -> list[tuple[ir.Model, Collection[str]]]:
+    """Graphs of a folder with an adapter merged into their weights, or some beside them.
+
+    With each graph, the names of the weights that were changed. A graph that no adapter changes
+    stays as it is. Raises GraphgenError for a module that is in no graph, or in two by two names.
+    """
+    if adapter is None and adapters is None:
+        return [(model, ()) for model in models]
+    named = {"": adapter} if adapter is not None else dict(adapters or {})
+    if not named:
+        raise GraphgenError(f"{who}: adapters is empty; give one or more by name{user_line()}")
+    found = {
+        n: a if isinstance(a, Adapter) else Adapter.load(a)
+        for n, a in named.items()
+        if a is not None
+    }
+    parts = {name: _split(who, one, models) for name, one in found.items()}
+    made: list[tuple[ir.Model, Collection[str]]] = []
+    for place, model in enumerate(models):
+        own = {name: split[place] for name, split in parts.items()}
+        if len(models) > 1 and not any(part.matrices or part.saved for part in own.values()):
+            made.append((model, ()))
+        elif adapters is not None:
+            made.append((beside(model, own, who), ()))
+        else:
+            merged, before = own[""].merged(model), model.graph.initializers
+            other = {
+                name
+                for name, value in merged.graph.initializers.items()
+                if name in before and value.const_value is not before[name].const_value
+            }
+            made.append((merged, other))
+    return made
+
+
+def _split(who: str, adapter: Adapter, models: Sequence[ir.Model]) -> list[Adapter]:
+    """The part of an adapter that each graph has."""
+    if len(models) == 1:
+        return [adapter]
+    parts = [adapter.within(model) for model in models]
+    there = {name for part in parts for name in (*part.modules, *part.whole)}
+    if missing := sorted({*adapter.modules, *adapter.whole} - there):
+        raise GraphgenError(
+            f"{who}: no graph of the folder has the module {missing[0]} of the adapter: give the "
+            "folder of the checkpoint that it was trained on"
+        )
+    return parts
 
 
 def numbers_of(who: str, names: Sequence[str], chosen: Chosen, rows: int) -> Array:

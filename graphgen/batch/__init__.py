@@ -16,14 +16,14 @@ from graphgen.batch.images import PIXELS, Images
 from graphgen.batch.results import COLUMNS, Results
 from graphgen.batch.texts import Text, Texts
 from graphgen.errors import GraphgenError, needed, one_of
-from graphgen.export.by_row import Given, numbers_of
+from graphgen.export.by_row import Given, adapted, numbers_of
 from graphgen.export.folders import MODEL, bar
 from graphgen.export.read import load
 from graphgen.export.rows import Lines, fields, write_parquet
 from graphgen.export.tables import Slices, spans_of
 from graphgen.files import present
 from graphgen.generation import Generator
-from graphgen.generation.decoder import adapted, session_on, task_of
+from graphgen.generation.decoder import session_on, task_of
 from graphgen.generation.options import GenerationOptions, read_options
 from graphgen.models.published.folder import context
 from graphgen.passes.training.by_row import CHOICE
@@ -47,7 +47,7 @@ class _Reads:
                 f"{folder} has no {MODEL}; give a folder that `graphgen build DIR -o OUT` wrote"
             )
         if any(given is not None for given in adapters.values()):
-            model, changed = adapted(load(folder / MODEL), "map", **adapters)
+            [(model, changed)] = adapted([load(folder / MODEL)], "map", **adapters)
             self.session = session_on(model, folder / MODEL, changed, **how)
         else:
             self.session = Session(folder / MODEL, **how)

@@ -183,7 +183,9 @@ class Generation:
         options.fit(vocabulary)
         encoder = isinstance(self._decoder, EncoderDecoder)  # whose positions are its own
         if generator.ears is not None:
-            self._hear(listed_sounds(prompts), generator.ears)
+            sounds = listed_sounds(prompts)
+            self._chosen = numbers_of("generate", generator.adapters, adapter, len(sounds))
+            self._hear(sounds, generator.ears)
         else:
             self.prompts = read_prompts(
                 prompts,
@@ -264,7 +266,7 @@ class Generation:
 
         def detect(languages: Sequence[int]) -> list[int]:
             decoder.begin = [[begin]]
-            scores = decoder.start(self._sources, 1)[:, languages]
+            scores = decoder.start(self._sources, 1, 1, self._chosen)[:, languages]
             return [languages[best] for best in scores.argmax(-1)]
 
         language, translate = self.options.language, self.options.translate

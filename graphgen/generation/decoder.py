@@ -12,8 +12,7 @@ import onnx_ir as ir
 from graphgen import ops
 from graphgen.display import on_screen
 from graphgen.errors import GraphgenError, user_line
-from graphgen.export.adapters import Adapter
-from graphgen.export.by_row import Given, beside
+from graphgen.export.by_row import Given, adapted
 from graphgen.export.read import load
 from graphgen.export.write import Beside, to_bytes
 from graphgen.generation.huge_pages import huge_pages, side_by_side
@@ -62,13 +61,16 @@ def open_decoder(
     if path is not None and path.is_dir():
         found = _files(path)
         if {_ENCODER, _DECODER} <= {*found}:
-            if adapter is not None or adapters is not None:
-                raise GraphgenError(
-                    f"generate: {path} has an encoder and a decoder, and adapters are merged into "
-                    "one model: merge it into each file with gg.Adapter.load(...).merged(file)"
-                )
-            encoder = Session(found[_ENCODER], options=QUIET, **how)
-            return EncoderDecoder(encoder, Session(found[_DECODER], **how))
+            files, none = [found[_ENCODER], found[_DECODER]], adapter is None and adapters is None
+            if none:
+                encoder = Session(files[0], options=QUIET, **how)
+                return EncoderDecoder(encoder, Session(files[1], **how))
+            both = adapted([load(file) for file in files], "generate", adapter, adapters)
+            sessions = [
+                session_on(graph, file, changed, **how)
+                for file, (graph, changed) in zip(files, both, strict=True)
+            ]
+            return EncoderDecoder(*sessions)
         if _SINGLE not in found:
             raise GraphgenError(f"generate: {path} has no {_SINGLE}; write it with graphgen build")
         path = found[_SINGLE]
@@ -86,7 +88,7 @@ def open_decoder(
             f"attention_mask and a cache, and the output logits: build it with --task "
             "text-generation"
         )
-    graph, how["changed"] = adapted(graph, "generate", adapter, adapters)
+    [(graph, how["changed"])] = adapted([graph], "generate", adapter, adapters)
     placed: ir.Model | Miss
     known = any(CAPACITY in map(str, value.shape or ()) for value in graph.graph.inputs)
     placed = graph if known else in_place(graph)
@@ -116,25 +118,6 @@ def open_decoder(
     placed = placed.clone()
     keep_last(placed)
     return InPlace(session_on(placed, path, **how), chunk)
-
-
-def adapted(
-    model: ir.Model, who: str, adapter: Given | None, adapters: Mapping[str, Given] | None
-) -> tuple[ir.Model, Collection[str]]:
-    """A model with an adapter merged into its weights, or some beside them; the changed weights."""
-    if adapters is not None:
-        return beside(model, adapters, who), ()
-    if adapter is None:
-        return model, ()
-    update = adapter if isinstance(adapter, Adapter) else Adapter.load(adapter)
-    merged, before = update.merged(model), model.graph.initializers
-    weights = merged.graph.initializers.items()
-    other = {
-        name
-        for name, value in weights
-        if name in before and value.const_value is not before[name].const_value
-    }
-    return merged, other
 
 
 def _wrong_below_1_24(model: ir.Model) -> str:
@@ -412,7 +395,7 @@ class EncoderDecoder(Decoder):
         super().__init__(decoder, note="a decoder that reads an encoder's output grows its cache")
         self.encoder = encoder
         self.begin: list[list[int]] = []
-        self._read: tuple[Any, dict[str, Array]] = (None, {})
+        self._read: tuple[Any, Any, dict[str, Array]] = (None, None, {})
 
     @property
     def hears(self) -> tuple[int, int] | None:
@@ -421,18 +404,22 @@ class EncoderDecoder(Decoder):
         _, bands, frames = (found and found.dims) or (None, None, None)
         return (bands, frames) if isinstance(bands, int) and isinstance(frames, int) else None
 
-    def encode(self, rows: Sequence[Any]) -> dict[str, Array]:
+    def encode(self, rows: Sequence[Any], chosen: Array | None = None) -> dict[str, Array]:
         """What the decoder is given of these rows, tokens or features (bands, frames)."""
-        if self._read[0] is not rows:
+        chosen = np.zeros(len(rows), np.int64) if chosen is None else chosen
+        if self._read[0] is not rows or not np.array_equal(self._read[1], chosen):
+            given = {CHOICE: chosen}
             if self.hears:
-                [hidden, *_] = self.encoder({FEATURES: np.stack(rows)})
-                self._read = rows, {_STATES: hidden}
+                read = {FEATURES: np.stack(rows)}
             else:
                 ids, mask = _together(rows)
-                known, read = self.encoder.inputs, {"input_ids": ids, MASK: mask.astype(np.int64)}
-                [hidden, *_] = self.encoder({name: x for name, x in read.items() if name in known})
-                self._read = rows, {f"encoder_{MASK}": mask, _STATES: hidden}
-        return self._read[1]
+                read = {"input_ids": ids, MASK: mask.astype(np.int64)}
+                given[f"encoder_{MASK}"] = mask
+            known = self.encoder.inputs
+            feeds = {name: x for name, x in {**read, CHOICE: chosen}.items() if name in known}
+            [hidden, *_] = self.encoder(feeds)
+            self._read = rows, chosen, {**given, _STATES: hidden}
+        return self._read[2]
 
     def start(
         self,
@@ -441,7 +428,7 @@ class EncoderDecoder(Decoder):
         beams: int = 1,
         chosen: Array | None = None,
     ) -> Array:
-        given, own = self.encode(rows), np.array(self.begin)
+        given, own = self.encode(rows, chosen), np.array(self.begin)
         own = np.broadcast_to(own, (len(rows), own.shape[1]))
         begin = {"input_ids": own, "use_cache_branch": [False]}
         empty = {n: np.zeros(_sized(t, len(rows), 0), t.dtype) for n, t in self.caches.items()}

@@ -16,6 +16,7 @@ from graphgen import nn, safetensors
 from graphgen.commands import main
 from graphgen.errors import GraphgenError
 from graphgen.export.adapters import LORA, Adapter
+from graphgen.export.by_row import beside
 from graphgen.export.checkpoint import Checkpoint
 from graphgen.export.peft import CONFIG, WEIGHTS
 from graphgen.export.trained import export_trained
@@ -478,14 +479,21 @@ def test_a_head_that_is_trained_beside_goes_with_the_adapter(tmp_path: Path, cap
     for found in (own, Adapter.load(tmp_path / "peft")):
         gg.export(found.merged(path), tmp_path / "merged.onnx")
         assert (tmp_path / "merged.onnx").read_bytes() == (tmp_path / "whole.onnx").read_bytes()
-        for use in (found.base, found.placed):
-            with pytest.raises(GraphgenError, match="head was trained as a whole beside"):
-                use(gg.load(path))
+        session = gg.Session(beside(path, {"own": found}), threads=1)
+        [merged] = gg.Session(tmp_path / "merged.onnx", threads=1)(x=x)
+        [plain] = gg.Session(path, threads=1)(x=x)
+        [rows] = session(x=x, adapter=np.array([1, 0, 1, 0]))
+        assert relative_rms(merged[::2], rows[::2]) < 1e-6
+        assert relative_rms(plain[1::2], rows[1::2]) < 1e-6 < relative_rms(plain, merged)
+        with pytest.raises(GraphgenError, match="head was trained as a whole beside"):
+            found.base(gg.load(path))
         with pytest.raises(GraphgenError, match="head was trained as a whole beside"):
             found.export(tmp_path / "a.onnx_adapter")
     own.saved["head.bias"] = np.zeros(4, np.float32)
     with pytest.raises(GraphgenError, match=r"head\.bias was trained as a whole, \[4\], and the"):
         own.merged(path)
+    with pytest.raises(GraphgenError, match=r"head\.bias was trained as a whole, \[4\], and the"):
+        own.placed(gg.load(path))
     for listed, told in (
         ("head", "must be a list"),
         ([], r"head\.bias is no matrix of a low-rank"),

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 from small_models import relative_rms, vary
 
@@ -13,6 +14,8 @@ from graphgen.errors import GraphgenError
 from graphgen.export.adapters import Adapter
 from graphgen.export.by_row import beside, numbers_of
 from graphgen.passes.training.adapters import linears
+from graphgen.passes.training.by_row import quantized_linears, weight_of
+from graphgen.quantize import quantize
 
 IDS = np.random.default_rng(0).integers(0, 11, (4, 5))
 
@@ -38,7 +41,7 @@ def random_adapter(
     model: Any, targets: tuple[str, ...], rank: int, seed: int = 0, dora: bool = False
 ) -> Adapter:
     random, matrices = np.random.default_rng(seed), {}
-    for site in linears(gg.load(model)).values():
+    for site in linears(gg.load(model) if isinstance(model, Path) else model).values():
         if any(target in site.module for target in targets):
             size, out = site.sizes
             for part, shape in (("A", (rank, size)), ("B", (out, rank))):
@@ -97,13 +100,75 @@ def test_a_file_of_the_runtime_holds_the_same(model: Path, tmp_path: Path) -> No
             Adapter.load(other.export(file))
 
 
+class Flattened(nn.Module):
+    """Rows of all elements of the batch in one product, and heads in another."""
+
+    def __init__(self, turned: bool = False) -> None:
+        self.first, self.second, self.heads = nn.Linear(8, 8), nn.Linear(8, 6), nn.Linear(4, 5)
+        self.turned = turned
+
+    def __call__(self, x: Any) -> Any:
+        rows = ops.transpose(x, perm=[1, 0, 2]) if self.turned else x
+        y = ops.relu(self.first(ops.reshape(rows, [-1, 8])))
+        y = ops.reshape(self.second(y), [ops.dim(x, 0), -1, 6])
+        heads = ops.transpose(ops.reshape(x, [0, 0, 2, 4]), perm=[0, 2, 1, 3])
+        return {"y": y, "z": self.heads(heads)}
+
+
+def test_rows_of_one_axis_and_of_heads() -> None:
+    """Those of a Reshape are in the order of the batch, after a Transpose they are not."""
+    flat = gg.build(vary(Flattened()), x=gg.float32["batch", "seq", 8])
+    adapters = {
+        "a": random_adapter(flat, ("first", "heads"), 2),
+        "b": random_adapter(flat, ("first", "second", "heads"), 3, seed=1, dora=True),
+    }
+    x = np.random.default_rng(3).standard_normal((3, 4, 8)).astype(np.float32)
+    session = gg.Session(beside(flat, adapters), threads=1)
+    found = session(x=x, adapter=np.array([1, 2, 0]))
+    for row, one in enumerate([adapters["a"].merged(flat), adapters["b"].merged(flat), flat]):
+        wanted = gg.Session(one, threads=1)(x=x[row : row + 1])
+        for given, other in zip(found, wanted, strict=True):
+            assert relative_rms(other[0], given[row]) < 1e-5
+    turned = gg.build(vary(Flattened(turned=True)), x=gg.float32["batch", "seq", 8])
+    with pytest.raises(GraphgenError, match=r"first reads float.*those of batch: merge"):
+        beside(turned, adapters)
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4"])
+def test_a_base_in_few_bits(model: Path, scheme: Any) -> None:
+    """The update is that of float32, on top of what the few bits give."""
+    few, _ = quantize(gg.load(model), scheme, threshold=1.0)
+    found = {
+        "a": random_adapter(model, ("query", "head"), 3),
+        "c": random_adapter(model, ("query", "down"), 2, seed=2, dora=True),
+    }
+    assert len(quantized_linears(few)) > 10
+    session = gg.Session(beside(few, found), threads=1)
+    [logits] = session(ids=IDS, adapter=numbers_of("x", [*found], ["a", None, "c", "c"], 4))
+    [plain] = gg.Session(few, threads=1)(ids=IDS)
+    restored = gg.load(model)
+    for node, site in quantized_linears(few).items():
+        weight = restored.graph.initializers[f"{site.module}.weight"]
+        array = weight_of(node).T
+        assert weight.const_value is not None and weight.shape == array.shape
+        assert relative_rms(weight.const_value.numpy(), array) < 0.15
+        weight.const_value = ir.tensor(np.ascontiguousarray(array))
+    wide = gg.Session(beside(restored, found), threads=1)
+    [wanted] = wide(ids=IDS, adapter=numbers_of("x", [*found], ["a", None, "c", "c"], 4))
+    # One scale of int8 is for all rows of x, so that a row also depends on the others.
+    assert relative_rms(plain[1], logits[1]) < (1e-6 if scheme == "int4" else 0.02)
+    assert relative_rms(wanted, logits) < 0.1 < relative_rms(plain, logits)
+    with pytest.raises(GraphgenError, match="is in few bits, and no update can be merged"):
+        found["a"].merged(few)
+
+
 def test_what_has_no_rows_to_choose(model: Path) -> None:
     class Flat(nn.Module):
         def __init__(self) -> None:
             self.linear = nn.Linear(4, 3)
 
         def __call__(self, x: Any, y: Any = None) -> Any:
-            flat = self.linear(ops.reshape(x, [-1, 4]))
+            flat = self.linear(ops.reshape(ops.transpose(x, perm=[1, 0, 2]), [-1, 4]))
             return flat if y is None else flat + ops.reduce_sum(y)
 
     flat = gg.build(Flat(), seed=0, x=gg.float32["batch", "seq", 4])

@@ -1,5 +1,6 @@
 """A decoder's folder: trained by rows without a cache, and continued with its adapter."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from graphgen.errors import GraphgenError
 from graphgen.export.past import without_past
 from graphgen.generation import Generator, decoder
 from graphgen.graph import PUBLISHED
+from graphgen.passes.training.adapters import linears, published_names
 
 RNG = np.random.default_rng(0)
 IDS = RNG.integers(5, 90, (2, 7))
@@ -194,11 +196,56 @@ def test_parts_of_one_weight_are_saved_as_one_update(tmp_path: Path, stabilized:
         ours.save(tmp_path / "peft")
 
 
-def test_an_encoder_and_a_decoder_are_refused(run: Path, tmp_path: Path) -> None:
-    source = random_checkpoint(tmp_path / "source", SEQ2SEQ["t5"])
-    assert main(["build", str(source), "-o", str(tmp_path / "out")]) == 0
-    with pytest.raises(GraphgenError, match="adapters are merged into one model"):
-        gg.generate(tmp_path / "out", [[5]], adapter=run)
+@pytest.mark.parametrize("kind", ["t5", "bart"])
+def test_an_encoder_and_a_decoder_have_an_adapter_by_row(kind: str, tmp_path: Path) -> None:
+    """Tokens are those of each adapter merged into both graphs, also by beams and PEFT's names."""
+    source, out = random_checkpoint(tmp_path / "source", SEQ2SEQ[kind]), tmp_path / "out"
+    assert main(["build", str(source), "-o", str(out)]) == 0
+    graphs = [gg.load(file) for file in sorted((out / "onnx").glob("*.onnx"))]
+
+    def random_adapter(targets: str, rank: int, dora: bool) -> gg.Adapter:
+        matrices, names = dict[str, Any](), dict[str, Any]()
+        for graph in graphs:
+            for site in linears(graph).values():
+                if re.search(targets, site.module):
+                    size, columns = site.sizes
+                    shapes = {".lora_A.weight": (rank, size), ".lora_B.weight": (columns, rank)}
+                    shapes |= {".lora_magnitude_vector": (columns,)} if dora else {}
+                    for part, shape in shapes.items():
+                        array = RNG.standard_normal(shape)
+                        matrices[site.module + part] = np.abs(array.astype(np.float32)) + 0.5
+                        if "lora_A" in part:
+                            matrices[site.module + part] *= RNG.choice([-1, 1], shape)
+            names |= published_names(graph)
+        return gg.Adapter(matrices, rank, 1.0, published=names)
+
+    a = random_adapter("encoder.*query|cross_attention.value", 2, False)
+    b = random_adapter("encoder.*up|decoder.*down|cross_attention.key", 3, True)
+    assert {name.partition(".")[0] for name in a.modules} == {"encoder", "decoder"}
+    prompts, adapters = [[5, 9, 2], [7], [11, 3, 3]], {"a": a, "b": b.save(tmp_path / "peft")}
+    generator = Generator(out, adapters=adapters, threads=1)
+    for how in ({}, {"beams": 2}):
+        wanted = []
+        for adapter, prompt in zip((a, None, b), prompts, strict=True):
+            one = gg.generate(out, [prompt], adapter=adapter, max_new_tokens=6, threads=1, **how)
+            list(one)
+            wanted += one.tokens
+        found = generator(prompts, adapter=["a", None, "b"], max_new_tokens=6, **how)
+        list(found)
+        assert found.tokens == wanted
+    again = generator(prompts, adapter=["b", None, "a"], max_new_tokens=6)
+    list(again)
+    assert again.tokens[0] != wanted[0] and again.tokens[1] == generator_tokens(out, prompts[1])
+    b.matrices = {name.replace("up", "other"): x for name, x in b.matrices.items()}
+    with pytest.raises(GraphgenError, match=r"no graph of the folder has the module .*other"):
+        gg.generate(out, [[5]], adapter=b)
+
+
+def generator_tokens(out: Path, prompt: list[int]) -> list[int | None]:
+    """What the folder alone continues with."""
+    found = gg.generate(out, [prompt], max_new_tokens=6, threads=1)
+    list(found)
+    return found.tokens[0]
 
 
 def cached(*caches: str, batches: tuple[str, ...] = ("b", "b"), empty: bool = False) -> ir.Model:

@@ -133,12 +133,14 @@ _READ: Mapping[str, Callable[[str], Any]] = {
 class Update(NamedTuple):
     """W + b a of W, float[out, in], or m / ‖W + b a‖ · (W + b a) by rows: what an adapter makes.
 
-    a is float[rank, in], b float[out, rank], with the scale in it, and m float[out].
+    a is float[rank, in], b float[out, rank], with the scale in it, and m float[out]. `shift` is
+    added to the bias, float[out]; only rows beside a base may have one.
     """
 
     a: Array
     b: Array
     magnitude: Array | None = None
+    shift: Array | None = None
 
     def of(self, weight: Array) -> Array:
         """The new weight, float32."""
@@ -157,7 +159,8 @@ class Update(NamedTuple):
     def at(self, rows: Any) -> "Update":
         """That of some rows of the weight."""
         magnitude = None if self.magnitude is None else self.magnitude[rows]
-        return Update(self.a, self.b[rows], magnitude)
+        shift = None if self.shift is None else self.shift[rows]
+        return Update(self.a, self.b[rows], magnitude, shift)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -178,13 +181,8 @@ class Linear(NamedTuple):
     weight: ir.Value
     by_rows: bool
     alpha: float
-
-    @property
-    def sizes(self) -> tuple[int, int]:
-        """In and out."""
-        assert self.weight.shape is not None
-        rows, columns = self.weight.shape.numpy()
-        return (columns, rows) if self.by_rows else (rows, columns)
+    sizes: tuple[int, int]
+    """In and out."""
 
 
 def linear_at(node: ir.Node) -> Linear | None:
@@ -203,12 +201,14 @@ def linear_at(node: ir.Node) -> Linear | None:
         return None
     by_rows = turned != bool(node.attributes.get_int("transB", 0))
     alpha = node.attributes.get_float("alpha", 1.0)
-    return Linear(_module_of(node, weight), weight, by_rows, 1.0 if alpha is None else alpha)
+    rows, columns = weight.shape.numpy()
+    sizes = (columns, rows) if by_rows else (rows, columns)
+    module = module_of(node, weight, str(weight.name))
+    return Linear(module, weight, by_rows, 1.0 if alpha is None else alpha, sizes)
 
 
-def _module_of(node: ir.Node, weight: ir.Value) -> str:
+def module_of(node: ir.Node, weight: ir.Value, name: str) -> str:
     """The name of the module of a product: that of its weight, if only one module has it."""
-    name = str(weight.name)
     own, block = name.removesuffix(".weight"), block_of(node)
     renamed = own == name and "." not in name.replace("/", ".")
     readers = {use.node for use in weight.uses() if not for_norm(use.node)}
