@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -15,7 +15,8 @@ Bits: TypeAlias = Literal[4, 8]
 """Of each integer in a block."""
 
 KEPT = "graphgen.blocks"
-"""Metadata of a tensor that was stored in few bits: a function that makes its `Blocks`."""
+"""Metadata of a tensor that was stored in few bits: a function that makes its `Blocks`, and whether
+it is (N, K), as they are."""
 
 _RATIOS = np.linspace(0.6, 1.1, 12, dtype=np.float32)
 """The shares of a block's range to try: below 1, its largest weights are clipped."""
@@ -55,14 +56,22 @@ class Blocks:
     columns: int  # K
     bits: Bits = 4
     order: Array | None = None  # which column of w each of K is, if not the same
+    shift: Array | None = None  # (N, blocks), added to each weight of a block
 
     def dequantized(self, rows: slice = slice(None)) -> Array:
         """The weights that the integers stand for, (N, K), or some rows of them."""
         q, scales = unpacked(self.integers[rows], self.bits), self.scales[rows, :, None]
         zeros = unpacked(self.zero_points[rows], self.bits)[:, : scales.shape[1], None]
         w = (q.astype(np.float32) - zeros) * scales
+        w = w if self.shift is None else w + self.shift[rows, :, None]
         whole: Array = w.reshape(len(w), -1)[:, : self.columns]
         return whole if self.order is None else whole[:, np.argsort(self.order)]
+
+    def part(self, rows: Any) -> "Blocks":
+        """Some rows of w: of an index or a slice."""
+        arrays = (self.integers[rows], self.scales[rows], self.zero_points[rows])
+        shift = None if self.shift is None else self.shift[rows]
+        return Blocks(*arrays, self.columns, self.bits, self.order, shift)
 
 
 def to_rows(w: Array, squares: Array | None = None, *, full_range: bool = False) -> Rows:

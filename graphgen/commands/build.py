@@ -17,7 +17,8 @@ EXAMPLE = """decoder --layers 4 --features 256 -o decoder.onnx
   graphgen build Qwen3-0.6B -o qwen3      # the folder of a checkpoint
   graphgen build bert-base -o bert --task fill-mask --target cuda --dtype fp16
   graphgen build bert-base -o moods --task text-classification --head classifier:sad,glad
-  graphgen build export.onnx --like my-model -o folder  # with a cache, for any family"""
+  graphgen build export.onnx --like my-model -o folder  # with a cache, for any family
+  graphgen build model-Q4_K_M.gguf -o folder"""
 
 _OF_NAMES = ("primitives", "training", "seed")
 _OF_FOLDERS = (
@@ -54,8 +55,11 @@ def run(options: argparse.Namespace) -> None:
         for key, value in vars(options).items()
         if key.startswith(_SIZE) and value is not None
     }
-    like = options.like is not None
-    folder = options.name not in ARCHITECTURES and Path(options.name).is_dir() and not like
+    gguf = options.name not in ARCHITECTURES and _is_gguf(options.name)
+    like = options.like is not None and not gguf
+    folder = (
+        options.name not in ARCHITECTURES and Path(options.name).is_dir() and not like
+    ) or gguf
     others: tuple[str, ...] = _NOT_LIKE if like else _OF_NAMES if folder else _OF_FOLDERS
     defaults = {action.dest: action.default for action in options.actions}
     if folder and options.head is not None:
@@ -69,6 +73,10 @@ def run(options: argparse.Namespace) -> None:
             f"build {options.name}: --{option} has no effect when building {source}; leave it out"
         )
     (_build_folder if folder or like else _build_name)(options, sizes)
+
+
+def _is_gguf(name: str) -> bool:
+    return name.lower().endswith(".gguf") and not Path(name).is_dir()
 
 
 def _build_name(options: argparse.Namespace, sizes: dict[str, Any]) -> None:
@@ -92,6 +100,17 @@ def _build_name(options: argparse.Namespace, sizes: dict[str, Any]) -> None:
 
 def _build_folder(options: argparse.Namespace, _: dict[str, Any]) -> None:
     """Write a checkpoint, or an export, as a folder that clients load, and report on it."""
+    if options.like is not None or not _is_gguf(options.name):
+        _build_from(options, Path(options.like or options.name))
+        return
+    from graphgen.models.published.gguf_tokenizer import folder_of
+
+    with folder_of(Path(options.name)) as folder:
+        _build_from(options, folder)
+
+
+def _build_from(options: argparse.Namespace, folder: Path) -> None:
+    """Write what `options` name, of which `folder` has the configuration and the tokenizer."""
     from rich.console import Console
 
     from graphgen.export.folders import MODEL, write_folder, write_genai
@@ -103,7 +122,6 @@ def _build_folder(options: argparse.Namespace, _: dict[str, Any]) -> None:
     from graphgen.quantize.folder import Quantized, quantized, reports
     from graphgen.quantize.kept import keep_bits
 
-    folder = Path(options.like or options.name)
     if options.text is not None and options.quantize is None:
         raise GraphgenError("build: --text needs --quantize; add that option")
     if options.full_range and options.quantize != "int8":
@@ -124,7 +142,8 @@ def _build_folder(options: argparse.Namespace, _: dict[str, Any]) -> None:
         problem = f"--quantize {options.quantize} reads float32 weights: leave out --dtype"
         raise GraphgenError(f"build {folder} --dtype {options.dtype}: {problem}")
     head = None if options.head is None else Head.read(options.head)
-    found = _of_export(options) if options.like else _of_checkpoint(options, head)
+    export = options.like is not None and not _is_gguf(options.name)
+    found = _of_export(options) if export else _of_checkpoint(options, head, folder)
     if options.layout == "genai" and len(found.models) > 1:
         problem = f"--layout genai is for decoders only, and {found.kind} has"
         parts = " and ".join(found.models)
@@ -188,7 +207,7 @@ class _Source:
     packed: str = ""  # the method of a checkpoint of few bits, such as gptq
 
 
-def _of_checkpoint(options: argparse.Namespace, head: Any) -> _Source:
+def _of_checkpoint(options: argparse.Namespace, head: Any, folder: Path) -> _Source:
     import onnx_ir as ir
 
     from graphgen.export.precision import DTYPES
@@ -197,11 +216,12 @@ def _of_checkpoint(options: argparse.Namespace, head: Any) -> _Source:
 
     dtype = DTYPES[options.dtype] or ir.DataType.FLOAT
     more: dict[str, Any] = {"attentions": options.attentions, "head": head, "seed": options.seed}
-    found = from_folder(Path(options.name), options.task, dtype=dtype, **more)
-    if found.packing is not None and (options.quantize is not None or options.dtype != "fp32"):
+    more["gguf"] = Path(options.name) if _is_gguf(options.name) else None
+    found = from_folder(folder, options.task, dtype=dtype, **more)
+    if found.few_bits and (options.quantize is not None or options.dtype != "fp32"):
         name = "--dtype" if options.quantize is None else "--quantize"
-        problem = f"{found.packing.bits} bits a weight already: leave out {name}"
-        raise GraphgenError(f"build {options.name}: the checkpoint has {problem}")
+        problem = f"weights of the checkpoint are in few bits ({found.few_bits}): leave out {name}"
+        raise GraphgenError(f"build {options.name}: {problem}")
     remarks = []
     if ignored := found.config.ignored:
         fields = ", ".join(ignored)
@@ -209,8 +229,7 @@ def _of_checkpoint(options: argparse.Namespace, head: Any) -> _Source:
     if found.fresh is not None:
         remarks.append(found.fresh.line())
     kind = found.config.model_type
-    method = "" if found.packing is None else found.packing.method
-    return _Source(kind, found.models, count_parameters(found.module), remarks, method)
+    return _Source(kind, found.models, count_parameters(found.module), remarks, found.few_bits)
 
 
 def _of_export(options: argparse.Namespace) -> _Source:
@@ -242,14 +261,14 @@ def _list() -> None:
 
 def add_options(add: Callable[..., Any]) -> None:
     """Add the options of `build`."""
-    names = "an architecture or a folder: see --list; with --like an ONNX file"
+    names = "an architecture or a folder: see --list; a GGUF file; with --like an ONNX file"
     add("name", nargs="?", metavar="NAME | DIR | FILE", help=names)
     add("-o", "--output", type=written, metavar="FILE | DIR", help="where to write it")
     add("--list", help="list the names with their sizes, model types with their tasks", **FLAG)
     add("--seed", type=count, default=0, help="of the weights")
     add("--primitives", help="write the bodies of composite operators", **FLAG)
     add("--training", help="keep dropout, with the inputs seed and step", **FLAG)
-    like = "build a decoder that another tool exported, with a cache; DIR has its configuration"
+    like = "build a decoder that another tool exported, or a GGUF file; DIR has its configuration"
     add("--like", type=Path, metavar="DIR", help=like)
     labels = (
         "for a checkpoint: a head that may be fresh, and its labels: classifier:3, score:no,yes"
@@ -262,9 +281,7 @@ def add_options(add: Callable[..., Any]) -> None:
     add("--dtype", default="fp32", choices=("fp32", "fp16", "bf16"), help=dtype)
     clients = "for a checkpoint: the clients that will load it"
     add("--layout", default="plain", choices=("plain", "genai"), help=clients)
-    integers = (
-        "for a checkpoint of floats: small integers; weights8 loses least; GPTQ, AWQ keep theirs"
-    )
+    integers = "for a checkpoint of floats: small integers; weights8 loses least"
     add("--quantize", choices=("int8", "int4", "weights8"), help=integers)
     sizes = "for int4 (64; with --text 128) and weights8 (16)"
     add("--block-size", type=int, choices=(16, 32, 64, 128), help=sizes)

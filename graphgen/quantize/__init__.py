@@ -387,7 +387,10 @@ def layout_of(integers: Rows | Blocks, shared: bool) -> dict[str, Array]:
         return {"int8": q, "scale": integers.scales}
     zeros = integers.zero_points
     role = "int4" if integers.bits == 4 else "uint8"
-    return {role: integers.integers, "scale": integers.scales, "zero_point": zeros}
+    arrays = {role: integers.integers, "scale": integers.scales, "zero_point": zeros}
+    if integers.shift is not None:
+        arrays["shift"] = integers.shift
+    return arrays
 
 
 def named(graph: ir.Graph, name: str, tensor: ir.LazyTensor) -> ir.Value:

@@ -13,7 +13,7 @@ from graphgen.passes.clean import clean
 from graphgen.places import where_is
 from graphgen.quantize import layout_of, named, profile_of, rules_of, settle, total_bytes
 from graphgen.quantize.effect import Layer, Report
-from graphgen.quantize.sites import Site, product, site_at
+from graphgen.quantize.sites import Site, product, rows, site_at
 from graphgen.quantize.spool import Spool
 from graphgen.targets import TargetName
 
@@ -24,8 +24,8 @@ def keep_bits(
     """A copy of an optimized model whose weights of few bits are multiplied as they were stored.
 
     These are the weights that `from_folder` reads from a checkpoint of `method`, such as gptq. What
-    is not a product of one stays in float, and the report says so. Four bits are multiplied as
-    int4 is, eight bits as weights8.
+    is not a product, or rows, of one stays in float, and the report says so. Four bits are
+    multiplied as int4 is, eight bits as weights8.
 
     Raises GraphgenError for a target without the operators.
     """
@@ -39,14 +39,14 @@ def keep_bits(
     spool = Spool("keep_bits")
     groups: dict[ir.Value, list[Site]] = {}
     for node in model.graph.all_nodes():
-        site = site_at(node, ())
-        if isinstance(site, Site) and site.weight in kept and not site.by_rows:
+        site = site_at(node, kept)
+        if isinstance(site, Site) and site.weight in kept and kept[site.weight][1] == site.by_rows:
             groups.setdefault(site.weight, []).append(site)
 
     def run(model: ir.Model, engine: Engine) -> PassReport:
         done = PassReport("quantize")
         for weight, group in groups.items():
-            blocks: Blocks = kept[weight]()
+            blocks: Blocks = kept[weight][0]()
             profile_of("keep_bits", "int4" if blocks.bits == 4 else "weights8", target)
             arrays = layout_of(blocks, False)
             made = {
@@ -55,8 +55,14 @@ def keep_bits(
             }
             shape, scheme = (len(blocks.integers), blocks.columns), f"{blocks.bits} bits"
 
-            def rewrite(site: Site, made: Any = made, blocks: Blocks = blocks) -> Rewrite:
-                y = product(site, made, (len(blocks.integers), blocks.columns), False, blocks.order)
+            def rewrite(
+                site: Site, made: Any = made, blocks: Blocks = blocks, shape: Any = shape
+            ) -> Rewrite:
+                y = (
+                    rows(site, made, shape)
+                    if site.table
+                    else product(site, made, shape, False, blocks.order)
+                )
                 return Rewrite(y, site.reads, f"{blocks.bits} bits, as the checkpoint has them")
 
             nodes = [site.end for site in group]

@@ -149,6 +149,14 @@ def product(
     """
     scale, (rows, columns) = Value(made["scale"]), shape
     x = adopt(site.x) if order is None else ops.gather(adopt(site.x), order, axis=-1)
+    if "shift" in made:  # x W + Σ over blocks of shift · Σ x, which is a thin product of floats
+        less = {role: value for role, value in made.items() if role != "shift"}
+        count = _sizes(made["shift"])[1]
+        leading = [ops.dim(x, i) for i in range(x.ndim - 1)]
+        sums = ops.reduce_sum(ops.reshape(x, [*leading, count, -1]), [-1], keepdims=0)
+        thin = ops.matmul(sums, ops.transpose(Value(made["shift"]), perm=[1, 0]))
+        thin = thin if site.alpha == 1.0 else thin * np.float32(site.alpha)
+        return product(site, less, shape, shared, order) + thin
     bias, tape = adopt(site.bias), current_tape()
     assert tape is not None
     if site.alpha != 1.0:
@@ -195,6 +203,11 @@ def rows(site: Site, made: Mapping[str, ir.Value], shape: tuple[int, ...]) -> Te
     """The rows of a table of integers, recorded."""
     indices, given = adopt(site.x), {role: Value(value) for role, value in made.items()}
     scale = given["scale"]
+    if "shift" in made:  # of each block
+        y = rows(site, {role: value for role, value in made.items() if role != "shift"}, shape)
+        shift, leading = ops.gather(given["shift"], indices), [ops.dim(y, i) for i in range(y.ndim)]
+        y = ops.reshape(y, [*leading[:-1], _sizes(made["shift"])[1], -1])
+        return ops.reshape(y + ops.unsqueeze(shift, [-1]), [*leading[:-1], shape[1]])
     if "int8" in made:
         q = ops.cast(ops.gather(given["int8"], indices), to=_FLOAT)
         factors = ops.gather(scale, indices)

@@ -166,7 +166,7 @@ def test_a_folder_of_few_bits_is_built_and_generates(tmp_path: Path, capsys: Any
     assert len(list(made)) == 3
     for more in (["--quantize", "int8"], ["--dtype", "fp16"]):
         assert main(["build", str(few), "-o", str(tmp_path / "no"), *more]) == 2
-        assert f"has 4 bits a weight already: leave out {more[0]}" in capsys.readouterr().err
+        assert f"in few bits (gptq): leave out {more[0]}" in capsys.readouterr().err
 
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32}

@@ -17,9 +17,11 @@ from graphgen.models.published.cache import in_dtype
 from graphgen.models.published.config import Config
 from graphgen.models.published.families import FAMILIES as FAMILIES, find_family as find_family
 from graphgen.models.published.fresh import Fresh, Head
+from graphgen.models.published.gguf import gguf_in, open_gguf
+from graphgen.models.published.gguf_names import read_gguf
 from graphgen.models.published.heads import Vectors
-from graphgen.models.published.packed import unpacked_names
-from graphgen.models.published.packing import Packing, packing_of
+from graphgen.models.published.packed import FewBits, unpacked_names
+from graphgen.models.published.packing import packing_of
 from graphgen.models.published.sentence import sentence_head
 from graphgen.models.published.seq2seq import DECODER, ENCODER, CrossAttention
 from graphgen.models.published.weights import read_weights, stored_names
@@ -51,7 +53,7 @@ class Pretrained(NamedTuple):
     config: Config
     module: Any
     fresh: Fresh | None = None
-    packing: Packing | None = None
+    few_bits: str = ""  # the method of the checkpoint, if its weights are of few bits: gptq
 
     @on_screen
     def __repr__(self) -> Iterator[str]:
@@ -73,6 +75,7 @@ def from_folder(
     attentions: bool = False,
     head: Head | None = None,
     seed: int = 0,
+    gguf: Path | None = None,
 ) -> Pretrained:
     """The graphs of a checkpoint for a task; no weight is read before it is written.
 
@@ -82,7 +85,8 @@ def from_folder(
     cross_attentions.0 ...
 
     With `head`, weights of the task that the checkpoint lacks, or that this head has for other
-    labels, are fresh, from `seed`; those of the body have to be there.
+    labels, are fresh, from `seed`; those of the body have to be there. `gguf` is a file to read the
+    weights from, instead of the folder's own.
 
     Raises GraphgenError for an unknown model type or task, a field of the configuration that is
     not supported, and weights that do not fit; it names all of them at once.
@@ -101,10 +105,11 @@ def from_folder(
             f"{folder}: {config.model_type} has no task {task!r}; it has {', '.join(family.tasks)}"
             + near(task, family.tasks)
         )
-    stored = read_weights(folder)
-    packing = packing_of(config)
+    gguf, packing = gguf or gguf_in(folder), packing_of(config)
+    stored = read_weights(folder) if gguf is None else read_gguf(open_gguf(gguf), config)
+    method = "gguf" if any(isinstance(weight, FewBits) for weight in stored.values()) else ""
     if packing is not None:
-        stored = unpacked_names(stored, packing, str(folder))
+        method, stored = packing.method, unpacked_names(stored, packing, str(folder))
     config.stored = frozenset(stored)
     module = family.tasks[task](config)
     config.finish()
@@ -145,7 +150,7 @@ def from_folder(
         own = {n: [*part] for n, part in names.items() if f"{n}.weight" in model.graph.initializers}
         model.metadata_props[PUBLISHED] = json.dumps(own, sort_keys=True)
         model.metadata_props[STORED] = noted
-    return Pretrained(models, config, module, fresh, packing)
+    return Pretrained(models, config, module, fresh, method)
 
 
 def with_attentions(part: Any, name: str) -> Any:

@@ -111,6 +111,10 @@ class Config:
         self._taken.add(name)
         return self._fields.get(name, default)
 
+    def given(self, name: str) -> Any:
+        """A field as the file has it, only looked at: None if it is absent."""
+        return self._fields.get(name)
+
     def part(self, name: str, model_type: str, **absent: Any) -> "Config":
         """The configuration in a field, an object, of a part of this model type.
 

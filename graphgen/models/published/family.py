@@ -188,8 +188,8 @@ class Family:
             else:
                 read = partial(part_of, weights[0][0], turned, source)
             found[path] = made = lazily(shape, dtype, path, read)
-            if turned and not isinstance(source, Stack):
-                keep(made, weights[0][0], source)
+            if not isinstance(source, Stack):
+                keep(made, weights[0][0], source, turned)
         unused = f"{self.unused}|{getattr(module, 'unused', '')}"
         extra = sorted(n for n in stored.keys() - used if not re.fullmatch(unused, n))
         problems += [f"{name} is not in the architecture" for name in extra]

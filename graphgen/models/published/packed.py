@@ -6,6 +6,7 @@ GPTQ's along K (arXiv 2210.17323, as AutoGPTQ and GPTQModel write it), AWQ's alo
 its own (arXiv 2306.00978, the `gemm` layout of AutoAWQ).
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,11 +26,12 @@ _SIZES = (128, 64, 32, 16)  # of blocks, the largest first
 
 
 @dataclass(frozen=True)
-class PackedWeight(Weight):
+class FewBits(Weight, ABC):
     """A weight (N, K) of integers: `read` gives what they mean, `blocks` the integers."""
 
-    packing: Packing = field(kw_only=True)
-    parts: Mapping[str, Weight] = field(kw_only=True)
+    @abstractmethod
+    def blocks(self) -> Blocks:
+        """The same integers as the runtime's operator reads them."""
 
     def read(self) -> Array:
         """The numbers that the integers stand for, float32."""
@@ -37,6 +39,14 @@ class PackedWeight(Weight):
 
     def equals(self, other: Weight) -> bool:
         return self.shape == other.shape and np.array_equal(self.read(), other.read())
+
+
+@dataclass(frozen=True)
+class PackedWeight(FewBits):
+    """A weight of GPTQ or AWQ."""
+
+    packing: Packing = field(kw_only=True)
+    parts: Mapping[str, Weight] = field(kw_only=True)
 
     def blocks(self) -> Blocks:
         """The same integers as the runtime's operator reads them."""
@@ -155,20 +165,21 @@ def _shape(
 
 def few_bits(name: str, weights: Sequence[Weight]) -> list[str]:
     """What is wrong with the weights of a stack of experts if they are of few bits."""
-    few = any(isinstance(weight, PackedWeight) for weight in weights)
+    few = any(isinstance(weight, FewBits) for weight in weights)
     return [f"{name} is one of several experts, whose few bits cannot be kept"] * few
 
 
-def keep(tensor: ir.LazyTensor, weight: Weight, part: Part) -> None:
-    """Note on a tensor made of a part of a weight what its blocks are, if that is of few bits."""
-    if isinstance(weight, PackedWeight):
-        tensor.meta[KEPT] = partial(_of_part, weight, part)
+def keep(tensor: ir.LazyTensor, weight: Weight, part: Part, turned: bool) -> None:
+    """Note on a tensor made of a part of a weight what its blocks are, if that is of few bits.
+
+    The tensor is (K, N) if the weight was turned, else (N, K), as of a table.
+    """
+    if isinstance(weight, FewBits):
+        tensor.meta[KEPT] = (partial(_of_part, weight, part), not turned)
 
 
-def _of_part(weight: PackedWeight, part: Part) -> Blocks:
+def _of_part(weight: FewBits, part: Part) -> Blocks:
     blocks = weight.blocks()
     if part.of == part.width:
         return blocks
-    rows = part.outputs(len(blocks.integers))
-    arrays = (blocks.integers[rows], blocks.scales[rows], blocks.zero_points[rows])
-    return Blocks(*arrays, blocks.columns, blocks.bits, blocks.order)
+    return blocks.part(part.outputs(len(blocks.integers)))

@@ -1,0 +1,133 @@
+"""GGUF files: one file with the fields, the vocabulary and the tensors of a model.
+
+The format: a header of sizes, fields and tensors' names, then the tensors
+(https://github.com/ggml-org/ggml/blob/master/docs/gguf.md).
+"""
+
+import math
+import os
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+import onnx_ir as ir
+
+from graphgen.errors import GraphgenError
+from graphgen.files import present, regular
+from graphgen.models.published.gguf_tensors import FEW, FLOATS, OTHERS, FewTensor, FloatTensor
+from graphgen.models.published.weights import INDEX, SINGLE
+from graphgen.safetensors import Weight
+
+_SCALARS: dict[int, str] = dict(
+    zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True)
+)
+_STRING, _ARRAY = 8, 9
+_LONGEST = 1 << 24  # bytes of a string
+
+
+class Gguf(NamedTuple):
+    """The content of a file: arrays of numbers are NumPy's, of strings lists; tensors are lazy."""
+
+    path: Path
+    fields: Mapping[str, Any]
+    tensors: Mapping[str, Weight]
+
+
+def gguf_in(folder: Path) -> Path | None:
+    """The GGUF file of a folder without safetensors. Raises GraphgenError if there are several."""
+    found = sorted(folder.glob("*.gguf"))
+    if not found or present(folder / SINGLE) or present(folder / INDEX):
+        return None
+    if len(found) > 1:
+        raise GraphgenError(f"{folder} has {len(found)} .gguf files; name one with --like {folder}")
+    return found[0]
+
+
+def open_gguf(path: Path) -> Gguf:
+    """A file's fields and tensors. Raises GraphgenError if it is damaged, or of types not read."""
+    try:
+        with regular(path).open("rb") as stream:
+            return _Reader(stream, path).read()
+    except OSError as error:
+        raise GraphgenError(f"{path} cannot be read: {error.strerror}") from error
+    except (struct.error, ValueError, KeyError, OverflowError) as error:
+        problem = f"its header is damaged ({error!r:.80}), or not of GGUF 2 or 3"
+        raise GraphgenError(f"{path}: {problem}; download it again") from None
+
+
+class _Reader:
+    """Reads a header; no count in it takes more memory than the file has bytes."""
+
+    def __init__(self, stream: BinaryIO, path: Path):
+        self.stream, self.path = stream, path
+        self.size = os.fstat(stream.fileno()).st_size
+
+    def take(self, form: str) -> Any:
+        [value] = struct.unpack(f"<{form}", self.bytes(struct.calcsize(f"<{form}")))
+        return value
+
+    def bytes(self, count: int) -> bytes:
+        if count > self.size - self.stream.tell():
+            raise ValueError(f"{count} bytes more than there are")
+        return self.stream.read(count)
+
+    def string(self) -> str:
+        if (length := self.take("Q")) > _LONGEST:
+            raise ValueError(f"a string of {length} bytes")
+        return self.bytes(length).decode(errors="replace")
+
+    def value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self.string()
+        if kind != _ARRAY:
+            return self.take(_SCALARS[kind])
+        kind, count = self.take("I"), self.take("Q")
+        if kind == _STRING:
+            return [self.string() for _ in range(count)]
+        dtype = np.dtype(f"<{_SCALARS[kind]}")
+        return np.frombuffer(self.bytes(count * dtype.itemsize), dtype)
+
+    def read(self) -> Gguf:
+        if self.bytes(4) != b"GGUF" or self.take("I") not in (2, 3):
+            raise ValueError("no GGUF")
+        tensors, count = self.take("Q"), self.take("Q")
+        fields = {self.string(): self.value(self.take("I")) for _ in range(count)}
+        if fields.get("split.count", 1) not in (0, 1):
+            problem = f"is one of {fields['split.count']} files of a model"
+            raise GraphgenError(f"{self.path} {problem}; join them with llama-gguf-split --merge")
+        entries = []
+        for _ in range(tensors):
+            name, ndim = self.string(), self.take("I")
+            if not 1 <= ndim <= 4:
+                raise ValueError(f"{name} of {ndim} dimensions")
+            shape = tuple(self.take("Q") for _ in range(ndim))[::-1]
+            entries.append((name, shape, self.take("I"), self.take("Q")))
+        align = fields.get("general.alignment", 32)
+        if type(align) is not int or align < 1:
+            raise ValueError(f"an alignment of {align!r}")
+        start = -(-self.stream.tell() // align) * align
+        found = {n: self.tensor(n, shape, kind, start + at) for n, shape, kind, at in entries}
+        if len(found) < len(entries):
+            raise ValueError("two tensors of one name")
+        return Gguf(self.path, fields, found)
+
+    def tensor(self, name: str, shape: tuple[int, ...], kind: int, at: int) -> Weight:
+        made: Weight
+        if kind in FLOATS:
+            made = FloatTensor(self.path, name, FLOATS[kind], shape, at)
+            needs = math.prod(shape) * made.dtype.bitwidth // 8
+        elif kind in FEW and len(shape) == 2 and shape[1] % FEW[kind][1] == 0:
+            made = FewTensor(self.path, name, ir.DataType.FLOAT, shape, at, kind=kind)
+            needs = math.prod(shape) // FEW[kind][1] * FEW[kind][2]
+        else:
+            few = [name for name, *_ in FEW.values()]
+            own = FEW[kind][0] if kind in FEW else OTHERS.get(kind, str(kind))
+            raise GraphgenError(
+                f"{self.path}: {name!r} {list(shape)} is of type {own}; supported are F32, F16, "
+                f"BF16, and for matrices of whole blocks {', '.join(few)}: give a file of these"
+            )
+        if at + needs > self.size:
+            raise ValueError(f"{name} ends beyond the file")
+        return made

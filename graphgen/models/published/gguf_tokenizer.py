@@ -1,0 +1,198 @@
+"""The tokenizer in a GGUF file, as the files of a checkpoint's folder have it."""
+
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from graphgen.errors import GraphgenError
+from graphgen.models.published.gguf import Gguf, open_gguf
+from graphgen.models.published.gguf_names import config_fields
+
+_FIELD = "tokenizer.ggml."
+_UNKNOWN, _CONTROL, _OWN, _BYTE = 2, 3, 4, 6  # types of tokens
+_TIKTOKEN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{%s}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+_PLAIN = {**_BYTES, "use_regex": False}
+
+
+def _split(pattern: str) -> dict[str, Any]:
+    part: dict[str, Any] = json.loads('{"type": "Split", "behavior": "Isolated", "invert": false}')
+    return part | {"pattern": {"Regex": pattern}}
+
+
+_SPLITS: dict[str, list[dict[str, Any]]] = {
+    "gpt-2": [_BYTES],
+    "llama-bpe": [_split(_TIKTOKEN % "1,3"), _PLAIN],
+    "qwen2": [_split(_TIKTOKEN % "1"), _PLAIN],
+    "deepseek-r1-qwen": [_split(_TIKTOKEN % "1"), _PLAIN],
+    "smollm": [{"type": "Digits", "individual_digits": True}, _BYTES],
+}
+"""How texts are cut before their bytes are merged, by tokenizer.ggml.pre."""
+
+_NFC = ("qwen2", "deepseek-r1-qwen")  # compose letters and accents first
+_WHOLE = ("llama-bpe",)  # take a piece that is a token as it is, and begin texts with BOS
+
+
+@contextmanager
+def folder_of(path: Path) -> Iterator[Path]:
+    """A temporary folder of the files that a checkpoint has beside its weights, from a GGUF file.
+
+    Raises GraphgenError for a model or a tokenizer that is not supported.
+    """
+    file = open_gguf(path)
+    texts = {"config.json": config_fields(file), **tokenizer_files(file)}
+    texts["generation_config.json"] = _generation(file)
+    with tempfile.TemporaryDirectory(prefix=f"{path.stem}-") as name:
+        for text, content in texts.items():
+            written = json.dumps(content, ensure_ascii=False, indent=2)
+            (Path(name) / text).write_text(written + "\n", encoding="utf-8")
+        yield Path(name)
+
+
+def _generation(file: Gguf) -> dict[str, Any]:
+    """The tokens that begin and end: a turn of a chat may end with others than a text."""
+    ids = {n: file.fields.get(f"{_FIELD}{n}_token_id") for n in ("bos", "eos", "eot", "eom")}
+    ends = [*dict.fromkeys(i for n in ("eos", "eot", "eom") if (i := ids[n]) is not None)]
+    return {"bos_token_id": ids["bos"], "eos_token_id": ends[0] if len(ends) == 1 else ends or None}
+
+
+def tokenizer_files(file: Gguf) -> dict[str, dict[str, Any]]:
+    """tokenizer.json and tokenizer_config.json; nothing for a file without a vocabulary.
+
+    Byte-level BPE (gpt2), and SentencePiece's BPE (llama), whose merges follow from the scores.
+    Raises GraphgenError for others, and for fields that do not fit together.
+    """
+    own = {n.removeprefix(_FIELD): x for n, x in file.fields.items() if n.startswith(_FIELD)}
+    kind, pre, tokens = own.get("model"), own.get("pre", "gpt-2"), own.get("tokens")
+    if kind in (None, "none") or tokens is None:
+        return {}
+    known = {"llama": [None], "gpt2": list(_SPLITS)}
+    if kind not in list(known) or (kind == "gpt2" and pre not in list(_SPLITS)):
+        name = f"{_FIELD}pre is {pre!r:.40}" if kind == "gpt2" else f"{_FIELD}model is {kind!r:.40}"
+        supported = ", ".join(_SPLITS if kind == "gpt2" else known)
+        raise GraphgenError(
+            f"{file.path}: {name}; supported are {supported}: give --like DIR, a folder with the "
+            "config.json and the tokenizer.json of the model"
+        )
+    types, scores = (_numbers(file, own, name) for name in ("token_type", "scores"))
+    if not isinstance(tokens, list) or (kind == "llama" and scores is None):
+        raise GraphgenError(f"{file.path}: {_FIELD}tokens or scores are missing; give --like DIR")
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    special = np.zeros(len(tokens), int) if types is None else types
+    whole = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    added = [
+        {"id": int(i), "content": tokens[i], **whole, "special": bool(special[i] != _OWN)}
+        for i in np.flatnonzero(np.isin(special, [_UNKNOWN, _CONTROL, _OWN]))
+        if tokens[i]
+    ]
+    named = {n: _token(file, own, tokens, n) for n in ("bos", "eos", "unknown", "padding")}
+    parts = _pieces(own, vocabulary, scores, special, named["unknown"]) if kind == "llama" else None
+    made: dict[str, Any] = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": added,
+        **(parts or _bytes(file, own, vocabulary, pre)),
+    }
+    begins = own.get("add_bos_token", kind == "llama" or pre in _WHOLE)
+    made["post_processor"] = _post(
+        named["bos"] if begins else None,
+        named["eos"] if own.get("add_eos_token", False) else None,
+        vocabulary,
+    )
+    config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    names = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
+    config |= {names[n]: token for n, token in named.items() if token is not None}
+    if isinstance(template := own.get("chat_template"), str):
+        config["chat_template"] = template
+    return {"tokenizer.json": made, "tokenizer_config.json": config}
+
+
+def _numbers(file: Gguf, own: dict[str, Any], name: str) -> Any:
+    """An array with a number for each token, if there is one."""
+    found = own.get(name)
+    if found is None:
+        return None
+    if not isinstance(found, np.ndarray) or len(found) != len(own["tokens"]):
+        problem = f"{_FIELD}{name} has not a number for each of {len(own['tokens'])} tokens"
+        raise GraphgenError(f"{file.path}: {problem}; give --like DIR")
+    return found
+
+
+def _token(file: Gguf, own: dict[str, Any], tokens: list[str], name: str) -> str | None:
+    found = own.get(f"{name}_token_id")
+    if found is None:
+        return None
+    if type(found) is not int or not 0 <= found < len(tokens):
+        problem = f"{_FIELD}{name}_token_id is {found!r:.40}, and there are {len(tokens)} tokens"
+        raise GraphgenError(f"{file.path}: {problem}; give --like DIR")
+    return tokens[found]
+
+
+def _bytes(file: Gguf, own: dict[str, Any], vocabulary: dict[str, int], pre: str) -> dict[str, Any]:
+    merges = own.get("merges")
+    pairs = [m.split(" ") for m in merges] if isinstance(merges, list) else [[]]
+    wrong = [p for p in pairs if len(p) != 2 or not {*p, "".join(p)} <= vocabulary.keys()]
+    if wrong:
+        what = f"has {' '.join(wrong[0])!r:.40}, which is not a pair of tokens"
+        raise GraphgenError(f"{file.path}: {_FIELD}merges {what}; give --like DIR")
+    model = {"type": "BPE", "vocab": vocabulary, "merges": pairs, "ignore_merges": pre in _WHOLE}
+    return {
+        "normalizer": {"type": "NFC"} if pre in _NFC else None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": _SPLITS[pre]},
+        "decoder": _PLAIN,
+        "model": model,
+    }
+
+
+def _pieces(
+    own: dict[str, Any], vocabulary: dict[str, int], scores: Any, types: Any, unknown: str | None
+) -> dict[str, Any]:
+    """SentencePiece joins the neighbors whose piece has the highest score, the first of equals."""
+    plain = {
+        token for token, i in vocabulary.items() if types[i] not in (_UNKNOWN, _CONTROL, _BYTE)
+    }
+    merges = []
+    for token in plain:
+        cuts = ((token[:i], token[i:]) for i in range(1, len(token)))
+        pairs = [(a, b) for a, b in cuts if a in plain and b in plain]
+        pairs.sort(key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
+        merges.append((-float(scores[vocabulary[token]]), vocabulary[token], pairs))
+    pairs = [pair for *_, found in sorted(merges) for pair in found]
+    space = own.get("add_space_prefix", True)
+    first = [{"type": "Prepend", "prepend": "▁"}] if space else []
+    swap = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+    back = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
+    last = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if space else []
+    model = {"type": "BPE", "vocab": vocabulary, "merges": pairs, "unk_token": unknown}
+    decoders = [back, {"type": "ByteFallback"}, {"type": "Fuse"}, *last]
+    return {
+        "normalizer": {"type": "Sequence", "normalizers": [*first, swap]},
+        "pre_tokenizer": None,
+        "decoder": {"type": "Sequence", "decoders": decoders},
+        "model": {**model, "fuse_unk": True, "byte_fallback": bool((types == _BYTE).any())},
+    }
+
+
+def _post(begin: str | None, end: str | None, ids: dict[str, int]) -> dict[str, Any]:
+    """What is put around a text, and around each of a pair."""
+
+    def around(text: str, kind: int) -> list[dict[str, Any]]:
+        tokens = [{"SpecialToken": {"id": x, "type_id": kind}} if x else None for x in (begin, end)]
+        first, last = ([token] if token else [] for token in tokens)
+        return [*first, {"Sequence": {"id": text, "type_id": kind}}, *last]
+
+    return {
+        "type": "TemplateProcessing",
+        "single": around("A", 0),
+        "pair": [*around("A", 0), *around("B", 1)],
+        "special_tokens": {x: {"id": x, "ids": [ids[x]], "tokens": [x]} for x in (begin, end) if x},
+    }

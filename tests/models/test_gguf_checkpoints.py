@@ -1,0 +1,341 @@
+"""Checkpoints of GGUF: the integers of the file are those of the graph.
+
+The files below are written from the format's description, and what their blocks mean is summed in
+float64, element by element; neither knows the reader.
+"""
+
+import itertools
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from random_checkpoints import GROUPED, random_checkpoint, write_weights
+from small_models import relative_rms, run_plain
+from tokenizers import Tokenizer, pre_tokenizers
+
+import graphgen as gg
+from graphgen.commands import main
+from graphgen.errors import GraphgenError
+from graphgen.models.published import from_folder
+from graphgen.models.published.gguf import open_gguf
+from graphgen.models.published.gguf_tokenizer import tokenizer_files
+from graphgen.quantize.effect import feeds_of
+from graphgen.quantize.kept import keep_bits
+from graphgen.safetensors import read_header
+
+SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1}
+SIZES |= {"tie_word_embeddings": False, "vocab_size": 288}
+FIELDS = {
+    "model_type": "llama",
+    **GROUPED,
+    **SIZES,
+    "tie_word_embeddings": False,
+    "vocab_size": 288,
+}
+TOKENS = np.random.default_rng(5).integers(0, 200, (2, 7))
+NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+KINDS = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q4_K": 12}
+KINDS |= {"Q5_K": 13, "Q6_K": 14, "Q2_K": 10}
+RNG = np.random.default_rng(3)
+OWN = "tokenizer.ggml."
+_WORDS = ["▁ab", "ab", "bc", "▁a", "abc", "▁", "a", "b", "c"]  # by score
+PIECES: dict[str, Any] = {
+    f"{OWN}model": "llama",
+    f"{OWN}tokens": ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), *_WORDS],
+    f"{OWN}scores": [0.0] * 259 + [-float(i) for i in range(len(_WORDS))],
+    f"{OWN}token_type": [2, 3, 3] + [6] * 256 + [1] * len(_WORDS),
+    f"{OWN}bos_token_id": 1,
+    f"{OWN}eos_token_id": 2,
+    f"{OWN}unknown_token_id": 0,
+}
+
+
+def half(shape: Any, size: float) -> Any:
+    return (size * (0.5 + RNG.random(shape))).astype("<f2")
+
+
+def bits_of(number: Any, low: int, count: int) -> Any:
+    return (number >> low) & (2**count - 1)
+
+
+def in_nibbles(q: Any, size: int) -> Any:
+    """Of each 2 · size integers, the i-th and the (i + size)-th in a byte, the latter above."""
+    each = q.reshape(len(q), -1, 2, size)
+    return (bits_of(each[:, :, 0], 0, 4) + 16 * bits_of(each[:, :, 1], 0, 4)).reshape(len(q), -1)
+
+
+def blocks(kind: str, rows: int, columns: int) -> tuple[bytes, Any]:
+    """A matrix of random blocks, and what it means (N, K), float64."""
+    each = 256 if kind.endswith("K") else 32
+    n = rows * columns // each
+    bits = int(kind[1])
+    q, largest = RNG.integers(0, 2**bits, (n, each)), 2.0 ** (bits - 1)
+    d = half(n, 0.16 / largest / (32 if kind.endswith("K") else 1) / (4 if bits == 6 else 1))
+    wide, out = d.astype(np.float64)[:, None], [d.view(np.uint8).reshape(n, 2)]
+    if kind.endswith("_1"):
+        m = half(n, -0.16)
+        w = wide * q + m.astype(np.float64)[:, None]
+        out.append(m.view(np.uint8).reshape(n, 2))
+    elif kind in ("Q4_K", "Q5_K"):
+        e, s, m = half(n, 3e-3), *RNG.integers(0, 64, (2, n, 8))
+        w = wide * np.repeat(s, 32, 1) * q - e.astype(np.float64)[:, None] * np.repeat(m, 32, 1)
+        scales = np.zeros((n, 12), int)
+        for i in range(4):
+            scales[:, i] = s[:, i] + 64 * bits_of(s[:, i + 4], 4, 2)
+            scales[:, i + 4] = m[:, i] + 64 * bits_of(m[:, i + 4], 4, 2)
+            scales[:, i + 8] = bits_of(s[:, i + 4], 0, 4) + 16 * bits_of(m[:, i + 4], 0, 4)
+        out += [e.view(np.uint8).reshape(n, 2), scales]
+    elif kind == "Q6_K":
+        s = RNG.integers(-128, 128, (n, 16))
+        w = wide * np.repeat(s, 16, 1) * (q - 32)
+        high = np.zeros((n, 64), int)
+        for i in range(256):
+            side, at = divmod(i, 128)
+            high[:, 32 * side + at % 32] += bits_of(q[:, i], 4, 2) << (2 * (at // 32))
+        out = [in_nibbles(q, 64), high, s.astype(np.int8).view(np.uint8), *out]
+    else:
+        w = wide * (q - largest)
+    if kind == "Q8_0":
+        out.append((q - 128).astype(np.int8).view(np.uint8))
+    elif kind == "Q5_K":  # bit i of byte j: of the j-th weight of the i-th 32
+        out.append(sum(bits_of(q[:, 32 * i : 32 * i + 32], 4, 1) << i for i in range(8)))
+    elif bits == 5:  # bit i % 8 of byte i / 8
+        fifth = bits_of(q, 4, 1).reshape(n, 4, 8)
+        out.append(sum(fifth[:, :, i] << i for i in range(8)))
+    if bits < 6:
+        out.append(in_nibbles(q, 32 if kind.endswith("K") else 16))
+    data = np.concatenate([x.astype(np.uint8) for x in out], axis=1)
+    return data.tobytes(), w.reshape(rows, columns)
+
+
+@pytest.mark.parametrize("kind", [k for k in KINDS if k[0] == "Q" and k != "Q2_K"])
+def test_a_tensor_means_what_the_format_says(kind: str, tmp_path: Path) -> None:
+    data, meant = blocks(kind, 6, 512)
+    gguf(tmp_path / "a.gguf", {}, {"other": ("F32", (3,), bytes(12)), "w": (kind, (6, 512), data)})
+    read = open_gguf(tmp_path / "a.gguf").tensors["w"].read()
+    assert np.abs(read - meant).max() <= 2e-7 * np.abs(meant).max()
+
+
+def text(value: str) -> bytes:
+    return struct.pack("<Q", len(value.encode())) + value.encode()
+
+
+def gguf(path: Path, fields: dict[str, Any], tensors: dict[str, tuple[str, Any, bytes]]) -> None:
+    """A file: a field is a string, a boolean, a number, or a list of strings or numbers."""
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(fields))
+    for name, value in fields.items():
+        head += text(name)
+        if isinstance(value, str):
+            head += struct.pack("<I", 8) + text(value)
+        elif isinstance(value, bool):
+            head += struct.pack("<I?", 7, value)
+        elif isinstance(value, list) and not isinstance(value[0], str):
+            whole = isinstance(value[0], int)
+            head += struct.pack("<IIQ", 9, 5 if whole else 6, len(value))
+            head += struct.pack(f"<{len(value)}{'i' if whole else 'f'}", *value)
+        elif isinstance(value, list):
+            head += struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(text, value))
+        else:
+            head += struct.pack(
+                "<II" if isinstance(value, int) else "<If", 4 + 2 * (type(value) is float), value
+            )
+    body = b""
+    for name, (kind, shape, data) in tensors.items():
+        body += b"\0" * (-len(body) % 32)
+        head += text(name) + struct.pack(f"<I{len(shape)}Q", len(shape), *shape[::-1])
+        head += struct.pack("<IQ", KINDS[kind], len(body))
+        body += data
+    path.write_bytes(head + b"\0" * (-len(head) % 32) + body)
+
+
+def in_pairs(rows: Any, heads: int) -> Any:
+    """Rows as llama's files have them: 2 i is row i of a head, 2 i + 1 row i + half of it."""
+    each, place = len(rows) // heads, np.zeros_like(rows)
+    for head in range(heads):
+        for i in range(each // 2):
+            place[head * each + 2 * i] = rows[head * each + i]
+            place[head * each + 2 * i + 1] = rows[head * each + i + each // 2]
+    return place
+
+
+def checkpoints(path: Path, kind: str, *, table: str = "F32", **more: Any) -> tuple[Path, Path]:
+    """A folder with a GGUF file, and one of the floats that it means."""
+    floats, few, fields = path / "floats", path / "few", FIELDS | more
+    random_checkpoint(floats, fields)
+    arrays = {w.name: w.read() for w in read_header(floats / "model.safetensors")}
+    arch = str(fields["model_type"])
+    tensors, meant = {}, {}
+    for name, array in arrays.items():
+        base, _, last = name.rpartition(".")
+        prefix, own = "", base
+        if base.startswith("model.layers."):
+            _, _, layer, own = base.split(".", 3)
+            prefix = f"blk.{layer}."
+        kinds = kind if "proj" in name and last == "weight" else "F32"
+        kinds = table if "embed" in name else kinds
+        if kinds in ("F32", "F16"):
+            data, w = array.astype("<f4" if kinds == "F32" else "<f2").tobytes(), array
+            w = w if kinds == "F32" else w.astype("<f2")
+        else:
+            data, w = blocks(kinds, *array.shape)
+        heads = {"q_proj": 4, "k_proj": 2}.get(own.rpartition(".")[2])
+        if heads and arch == "llama":  # so far w is as the file has it
+            back = np.argsort(in_pairs(np.arange(len(w)), heads))
+            w = w[back]
+        tensors[f"{prefix}{NAMES[own]}.{last}"] = (kinds, array.shape, data)
+        meant[name] = w.astype(np.float32)
+    write_weights(floats / "model.safetensors", meant)
+    few.mkdir()
+    sizes = {"attention.head_count": 4, "attention.head_count_kv": 2, "block_count": 1}
+    sizes |= {"embedding_length": 256, "feed_forward_length": 512, "rope.freq_base": 10000.0}
+    own = {f"{arch}.{n}": x for n, x in sizes.items()}
+    own |= {f"{arch}.attention.layer_norm_rms_epsilon": fields.get("rms_norm_eps", 1e-6)}
+    own |= {"general.architecture": arch, "x.scale": 0.5, "x.numbers": [1, 2], **PIECES}
+    gguf(few / "model.gguf", own, tensors)
+    (few / "config.json").write_text(json.dumps(fields))
+    return few, floats
+
+
+@pytest.mark.parametrize(
+    ("family", "kind", "table", "kept"),
+    [
+        ("llama", "F16", "F16", 0),
+        ("llama", "Q4_0", "Q4_0", 8),
+        ("llama", "Q8_0", "F32", 7),
+        # These differ in names and in the order of rows; the last is tied.
+        ("qwen2", "Q4_K", "Q4_K", 8),
+        ("qwen3", "Q5_K", "Q6_K", 9),
+    ],
+)
+def test_a_file_means_what_its_floats_do(
+    kind: str, family: str, table: str, kept: int, tmp_path: Path
+) -> None:
+    more = {"model_type": family, "tie_word_embeddings": kept == 9}
+    few, floats = checkpoints(tmp_path, kind, table=table, **more)
+    wanted, read = from_folder(floats).model, from_folder(few).model
+    for name, value in wanted.graph.initializers.items():
+        a, b = value.const_value, read.graph.initializers[name].const_value
+        assert a is not None and b is not None
+        assert np.abs(a.numpy() - b.numpy()).max() <= 2e-7 * np.abs(a.numpy()).max(), name
+    wanted = gg.optimize(wanted).model
+    model, report = keep_bits(gg.optimize(read).model, method="gguf")
+    assert len(report.layers) == kept and not report.kept()
+    for node in model.graph:
+        if node.op_type == "MatMulNBits" and kind in ("Q4_0", "Q4_K"):
+            node.attributes["accuracy_level"] = ir.AttrInt64("accuracy_level", 1)
+    [feed] = feeds_of(model, TOKENS, rows=2)
+    a, b = (run_plain(m, dict(feed))[0] for m in (wanted, model))
+    assert relative_rms(a, b) < (1e-3 if kind in ("Q8_0", "Q5_K") else 1e-5)
+
+
+def test_a_file_is_built_and_generates_as_its_folder_does(tmp_path: Path, capsys: Any) -> None:
+    few, _ = checkpoints(tmp_path, "Q4_K")
+    for name, source in (("a", few), ("b", few / "model.gguf")):
+        assert main(["build", str(source), "-o", str(tmp_path / name)]) == 0
+    out = tmp_path / "b"
+    assert "gguf" in (out / "quantization.json").read_text()
+    assert not [*out.rglob("*.gguf")]
+    a, b = (tmp_path / name / "onnx" / "model.onnx_data" for name in "ab")
+    assert a.read_bytes() == b.read_bytes()
+    assert len(list(gg.generate(out, ["ab abc"], max_new_tokens=3))) == 3
+    assert gg.generate(out, ["ab"], max_new_tokens=1) is not None
+    assert main(["build", str(few), "-o", str(tmp_path / "no"), "--quantize", "int8"]) == 2
+    assert "in few bits (gguf): leave out --quantize" in capsys.readouterr().err
+
+
+def joined(text: str) -> list[str]:
+    """SentencePiece's BPE: the neighbors of the best score are joined, until there are none."""
+    scores = dict(zip(PIECES[f"{OWN}tokens"], PIECES[f"{OWN}scores"], strict=True))
+    parts = [*("▁" + text.replace(" ", "▁"))]
+    while pairs := [
+        (-scores[a + b], i) for i, (a, b) in enumerate(itertools.pairwise(parts)) if a + b in scores
+    ]:
+        at = min(pairs)[1]
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+    return [
+        y for x in parts for y in ([x] if x in scores else [f"<0x{b:02X}>" for b in x.encode()])
+    ]
+
+
+def test_a_vocabulary_of_scores_becomes_merges(tmp_path: Path) -> None:
+    gguf(tmp_path / "a.gguf", {"general.architecture": "llama", **PIECES}, {})
+    files = tokenizer_files(open_gguf(tmp_path / "a.gguf"))
+    made = Tokenizer.from_str(json.dumps(files["tokenizer.json"]))
+    for _ in range(200):
+        text = "".join(RNG.choice([*"abcabcabc é"], RNG.integers(1, 12)))
+        read = made.encode(text)
+        assert read.tokens == ["<s>", *joined(text)], text
+        assert made.decode(read.ids) == text
+    assert made.encode("ab</s>ab").tokens[2:4] == ["</s>", "▁ab"]
+    assert files["tokenizer_config.json"]["bos_token"] == "<s>"
+
+
+@pytest.mark.parametrize("pre", ["gpt-2", "llama-bpe", "qwen2", "smollm"])
+def test_a_vocabulary_of_merges_stays_one(pre: str, tmp_path: Path) -> None:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = ["ab", "abc", "12", "Ġa", "Ġab", "bc"]
+    merges = ["Ġ a", "Ġa b", "a b", "ab c", "1 2", "b c"]
+    tokens = [*alphabet, *words, "<|end|>", "<own>"]
+    types = [1] * (len(tokens) - 2) + [3, 4]
+    fields = {"model": "gpt2", "pre": pre, "tokens": tokens, "token_type": types, "merges": merges}
+    fields |= {"bos_token_id": len(tokens) - 2, "eos_token_id": len(tokens) - 2}
+    gguf(tmp_path / "a.gguf", {f"{OWN}{n}": x for n, x in fields.items()}, {})
+    files = tokenizer_files(open_gguf(tmp_path / "a.gguf"))
+    made = Tokenizer.from_str(json.dumps(files["tokenizer.json"]))
+    begin = ["<|end|>"] * (pre == "llama-bpe")
+    assert made.encode("abc ab").tokens == [*begin, "abc", "Ġab"]
+    assert made.encode("ab<|end|><own>").tokens == [*begin, "ab", "<|end|>", "<own>"]
+    # Digits are single, or in threes from the left.
+    assert ("12" in made.encode("312").tokens) == (pre == "gpt-2" or pre == "llama-bpe")
+    composed = made.encode("e\u0301").tokens == made.encode("é").tokens
+    assert composed == (pre == "qwen2")
+    assert made.decode(made.encode("abc é 12\n ab").ids) == "abc é 12\n ab"
+
+
+def test_files_that_do_not_fit_are_refused_in_one_line(tmp_path: Path) -> None:
+    few, _ = checkpoints(tmp_path, "Q8_0")
+    path = few / "model.gguf"
+    data = path.read_bytes()
+
+    def refused(told: str, content: bytes, **fields: Any) -> None:
+        path.write_bytes(content)
+        (few / "config.json").write_text(json.dumps(FIELDS | fields))
+        with pytest.raises(GraphgenError) as caught:
+            from_folder(few)
+        assert told in str(caught.value) and "\n" not in str(caught.value)
+
+    for size in (0, 3, 10, 30, 100, 400, len(data) // 2, len(data) - 1):
+        refused("its header is damaged", data[:size])
+    at = data.index(b"tokenizer.ggml.tokens") + 21 + 8
+    refused("its header is damaged", data[:at] + b"\xff" * 8 + data[at + 8 :])
+    refused(
+        "GGUF is read for llama, mistral, qwen2, qwen3, not for gemma", data, model_type="gemma"
+    )
+    refused("config.json for 'qwen2': they are", data, model_type="qwen2")
+    refused("config.json has num_hidden_layers 2", data, num_hidden_layers=2)
+    refused(
+        "'blk.0.attn_x.weight' is not a tensor", data.replace(b"blk.0.attn_q.", b"blk.0.attn_x.")
+    )
+    number = data.index(b"blk.0.ffn_up.weight") + 19 + 4 + 16
+    refused("ffn_up.weight' [512, 256] is of type Q2_K", data[:number] + b"\n" + data[number + 1 :])
+    (few / "other.gguf").write_bytes(b"")
+    refused("has 2 .gguf files", data)
