@@ -29,7 +29,7 @@ Provider: TypeAlias = Name | os.PathLike[str]
 """What `provider=` takes: a name, or the path of a plugin's library as a `pathlib.Path`."""
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
-_WEBGPU, _ATTENDS = "WebGpuExecutionProvider", ("HeadAttention", "QueryAttention")
+WEBGPU = "WebGpuExecutionProvider"
 
 
 class _Known(NamedTuple):
@@ -42,7 +42,7 @@ class _Known(NamedTuple):
 KNOWN: dict[str, _Known] = {
     "cpu": _Known(CPU, "onnxruntime"),
     "cuda": _Known(CUDA, "onnxruntime-gpu"),
-    "webgpu": _Known(_WEBGPU, "onnxruntime-ep-webgpu"),
+    "webgpu": _Known(WEBGPU, "onnxruntime-ep-webgpu"),
     "openvino": _Known("OpenVINOExecutionProvider", "onnxruntime-ep-openvino"),
     "tensorrt-rtx": _Known("NvTensorRTRTXExecutionProvider", "onnxruntime-ep-nv-tensorrt-rtx"),
     "tensorrt": _Known("TensorrtExecutionProvider", "onnxruntime-gpu"),
@@ -216,34 +216,6 @@ def placement(session: Any) -> dict[str, list[tuple[str, str]]]:
 
 RECORD = "session.record_ep_graph_assignment_info"
 """The session option that lets the runtime tell which node runs where, from 1.24 on."""
-
-
-def attention_faults(
-    model: str | os.PathLike[str] | bytes, devices: Sequence[Any], session: Any
-) -> list[str]:
-    """What a session gets wrong on WebGPU, a line each (onnxruntime-ep-webgpu 0.4.0).
-
-    Attention takes eight keys at a time, and goes on by as many threads as run together: by four on
-    a device of software (flash_attention.wgsl.template). The softcap is not read at all.
-    """
-    if not devices or devices[0].ep_name != _WEBGPU:
-        return []
-    there = Counter(op_type for op_type, _ in placement(session).get(_WEBGPU, ()))
-    attend = {op_type: n for op_type, n in there.items() if op_type.endswith(_ATTENDS)}
-    found = []
-    if attend and devices[0].device.type.name == "CPU":
-        some = ", ".join(f"{n} {op_type}" for op_type, n in attend.items())
-        problem = "this WebGPU device is software, where attention of 32 queries or more is wrong"
-        found.append(f"{problem}: {some}; use it for shorter inputs only")
-    nodes = (n for graph in graphs_of(proto_of(model).graph) for n in graph.node) if attend else ()
-    if capped := Counter(n.op_type for n in nodes if n.op_type in attend and _has_softcap(n)):
-        some = ", ".join(f"{n} {op_type}" for op_type, n in capped.items())
-        found.append(f"WebGPU leaves out the softcap of {some}: results are wrong there")
-    return found
-
-
-def _has_softcap(node: onnx.NodeProto) -> bool:
-    return any(a.name == "softcap" and a.f != 0 for a in node.attribute)
 
 
 def proto_of(model: str | os.PathLike[str] | bytes) -> onnx.ModelProto:

@@ -191,6 +191,18 @@ def _weights(x: Tensor, g: Tensor, w: Tensor, window: Window, group: int) -> Ten
     return shaped(slice_(dw, [0] * n, kernel, list(range(2, 2 + n))), w)
 
 
+@conv.variant
+def _(x: Tensor, w: Tensor, b: Tensor | None, group: int, **attributes: Any) -> Tensor | None:
+    """With channels of zeros up to a multiple of 4: WebGPU gets some other numbers wrong."""
+    channels = w.shape[1]
+    if group > 1 or not isinstance(channels, int) or channels % 4 == 0:
+        return None
+    widths = np.zeros((2, rank(w)), np.int64)
+    widths[1, 1] = -channels % 4
+    x, w = (pad(one, widths.reshape(-1)) for one in (x, w))
+    return conv(x, w, b, **attributes)
+
+
 @primitive("ConvTranspose", traits=Trait.PRODUCT)
 def conv_transpose(
     x: Tensor,

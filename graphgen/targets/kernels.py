@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import onnx_ir as ir
 
+from graphgen.faults import mixes_channels
 from graphgen.infer import describe, same_dim
 
 EIGHT_BITS = (1, 23)
@@ -85,6 +86,17 @@ def _is_near(node: ir.Node, at: Runtime) -> str | None:
     return "to more than 2⁻¹¹" if at.provider == "webgpu" else None
 
 
+def _mixes_channels(node: ir.Node, at: Runtime) -> str | None:
+    """WebGPU's kernel reads three channels at a time, of the wrong ones (plugin 0.4.0)."""
+    shape = _shape_of_input(node, 1)
+    if at.provider != "webgpu" or shape is None:
+        return None
+    groups = node.attributes.get_int("group", 1)
+    window = (node.attributes.get_ints(name, ()) for name in ("strides", "pads"))
+    wrong = mixes_channels([*shape], groups, *window)
+    return f"of {shape[1]} channels to {shape[0]}" if wrong else None
+
+
 def _is_double(node: ir.Node, at: Runtime) -> str | None:
     """Registered for it, but "does not support double yet" (1.19 to 1.32)."""
     x = node.inputs[0]
@@ -113,6 +125,7 @@ REFUSED: dict[tuple[str, str], list[Callable[[ir.Node, Runtime], str | None]]] =
     ("", "Attention"): [_is_empty, _mask_broadcasts, _rows_are_not_zero],
     ("", "RotaryEmbedding"): [_caches_broadcast],
     **{("", name): [_is_near] for name in ("Sin", "Cos", "Tan")},
+    ("", "Conv"): [_mixes_channels],
     ("", "RNN"): [_is_turned],
     ("", "LSTM"): [_is_double, _is_turned],
     ("", "GRU"): [_is_double, _is_turned],

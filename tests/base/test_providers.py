@@ -14,6 +14,7 @@ import graphgen as gg
 from graphgen import providers
 from graphgen.commands import main
 from graphgen.errors import GraphgenError
+from graphgen.faults import faults
 from graphgen.runtime import import_runtime
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -224,30 +225,68 @@ def test_on_the_cpu_nothing_is_recorded() -> None:
         assert providers.RECORD not in gg.Session(data, provider=provider, strict=True).plan.config
 
 
-def test_attention_that_webgpu_gets_wrong_is_told() -> None:
-    def placed(*op_types: str) -> Any:
-        nodes = [SimpleNamespace(op_type=op_type, name="n") for op_type in op_types]
-        part = SimpleNamespace(ep_name="WebGpuExecutionProvider", get_nodes=lambda: nodes)
-        return SimpleNamespace(get_provider_graph_assignment_info=lambda: [part])
+def placed(ep_name: str, *op_types: str) -> Any:
+    """A session with such nodes on a provider."""
+    nodes = [SimpleNamespace(op_type=op_type, name="n") for op_type in op_types]
+    part = SimpleNamespace(ep_name=ep_name, get_nodes=lambda: nodes)
+    return SimpleNamespace(get_provider_graph_assignment_info=lambda: [part])
 
+
+def test_attention_that_webgpu_gets_wrong_is_told() -> None:
     attend = "GroupQueryAttention"
     capped = onnx.load_from_string(MODEL.SerializeToString())
     for cap in (0.0, 9.0):
         capped.graph.node.append(onnx.helper.make_node(attend, ["x"], ["z"], softcap=cap))
     software, left_out = "is wrong: 1 Group", f"leaves out the softcap of 1 {attend}: results"
     for name, ep_name, model, wanted in (
-        ("CPU", "WebGpuExecutionProvider", MODEL, [software]),
-        ("CPU", "WebGpuExecutionProvider", capped, [software, left_out]),
-        ("GPU", "WebGpuExecutionProvider", capped, [left_out]),
-        ("GPU", "WebGpuExecutionProvider", MODEL, []),
+        ("CPU", providers.WEBGPU, MODEL, [software]),
+        ("CPU", providers.WEBGPU, capped, [software, left_out]),
+        ("GPU", providers.WEBGPU, capped, [left_out]),
+        (None, providers.WEBGPU, capped, [left_out]),
+        ("GPU", providers.WEBGPU, MODEL, []),
         ("CPU", "OpenVINOExecutionProvider", capped, []),
     ):
-        device = SimpleNamespace(type=SimpleNamespace(name=name))
-        devices, data = [SimpleNamespace(ep_name=ep_name, device=device)], model.SerializeToString()
-        found = providers.attention_faults(data, devices, placed(attend, "Softmax"))
+        device = SimpleNamespace(device=SimpleNamespace(type=SimpleNamespace(name=name)))
+        data, own = model.SerializeToString(), None if name is None else device
+        found = faults(data, own, placed(ep_name, attend, "Softmax"))
         assert len(found) == len(wanted)
         assert all(part in line for part, line in zip(wanted, found, strict=True))
-        assert providers.attention_faults(data, devices, placed("Softmax")) == []
+        assert faults(data, own, placed(ep_name, "Softmax")) == []
+
+
+@pytest.mark.parametrize(
+    ("weights", "attributes", "wrong"),
+    [
+        ((8, 6, 3, 3), {}, True),
+        ((8, 9, 3), {}, True),
+        ((8, 6, 1, 1), {"strides": [2, 2]}, True),
+        ((8, 6, 1, 1), {"pads": [0, 0, 0, 1]}, True),
+        ((8, 6, 1, 1), {"strides": [1, 1], "pads": [0, 0, 0, 0]}, False),
+        ((8, 6, 3, 3), {"group": 2}, False),
+        ((8, 3, 3, 3), {}, False),
+        ((8, 12, 3, 3), {}, False),
+        ((8, 10, 3, 3), {}, False),
+        ((6, 6, 3, 3), {}, False),
+        ((8, 6, 2, 2, 2), {}, False),
+    ],
+)
+def test_convolutions_that_webgpu_gets_wrong_are_told(
+    weights: tuple[int, ...], attributes: dict[str, Any], wrong: bool
+) -> None:
+    node = onnx.helper.make_node("Conv", ["x", "w"], ["y"], **attributes)
+    array = onnx.numpy_helper.from_array(np.zeros(weights, np.float32), "w")
+    graph = onnx.helper.make_graph([node], "g", [], [], [array])
+    data = onnx.helper.make_model(graph).SerializeToString()
+    found = faults(data, None, placed(providers.WEBGPU, "Conv"))
+    assert found == (
+        [
+            "WebGPU computes 1 Conv of other channels than it should: results are wrong there; "
+            "optimize the model for this provider"
+        ]
+        if wrong
+        else []
+    )
+    assert faults(data, None, placed(providers.CPU, "Conv")) == []
 
 
 def test_integers_as_floats_do_not_count_and_of_a_loop_its_nodes_do() -> None:

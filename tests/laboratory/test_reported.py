@@ -42,6 +42,12 @@ g (float[2,3,8] x, float[2,3,8] skip, float[8] gamma, float[8] bias) => (float[2
   n = com.microsoft.SkipSimplifiedLayerNormalization <epsilon: float = 1e-5> (s, skip, gamma, bias)
   y = Tanh(n)
 }"""
+IMAGE = """<ir_version: 9, opset_import: ["": 17]>
+g (float[1,9,8,8] x, float[4,9,3,3] w) => (float[1,4,8,8] y) {
+  s = Tanh(x)
+  c = Conv <pads: ints = [1, 1, 1, 1]> (s, w)
+  y = Relu(c)
+}"""
 EARLIER = np.triu(np.full((3, 3), -np.inf, np.float32), 1)
 NONE_FIRST = np.tri(3, dtype=bool) & (np.arange(3) > 0)[:, None]
 
@@ -83,15 +89,22 @@ def test_the_guilty_operator_is_named(
     assert re.search(rf"^{re.escape(version)}$", capsys.readouterr().out, re.MULTILINE)
 
 
-def test_a_guilty_operator_of_webgpu_is_named(tmp_path: Path) -> None:
-    """onnxruntime #28424: the bias is read as the beta of the other norm.
-
-    The old runtime takes the place of the installed one, and has WebGPU built in.
-    """
+@pytest.mark.parametrize(
+    ("text", "operator"),
+    [
+        # onnxruntime #28424: the bias is read as the beta of the other norm
+        (SKIP, "SkipSimplifiedLayerNormalization"),
+        # onnxruntime #29651: of 9 channels, the wrong ones are read
+        (IMAGE, "Conv"),
+    ],
+    ids=["norm with a bias", "channels of an image"],
+)
+def test_a_guilty_operator_of_webgpu_is_named(text: str, operator: str, tmp_path: Path) -> None:
+    """The old runtime takes the place of the installed one, and has WebGPU built in."""
     folder = Path(os.environ.get(VARIABLE, ""), ".venv-onnxruntime-webgpu-1.25.1").absolute()
     if not (folder / "onnxruntime").is_dir():
         pytest.skip(f"{VARIABLE} has no {folder.name}: run `make test-reported`")
-    onnx.save(onnx.parser.parse_model(SKIP), tmp_path / "reported.onnx")
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "reported.onnx")
     command = [sys.executable, "-m", "graphgen", "bisect", "reported.onnx", "--against", "webgpu"]
     done = subprocess.run(
         command,
@@ -105,7 +118,6 @@ def test_a_guilty_operator_of_webgpu_is_named(tmp_path: Path) -> None:
         pytest.skip("WebGPU finds no adapter: install chromium and libvulkan1")
     assert done.returncode == 3, done.stderr
     [found] = (tmp_path / "bisect").iterdir()
-    assert found.name == "1-SkipSimplifiedLayerNormalization"
-    assert re.search(
-        r"graphgen: SkipSimplified\w+ \S+ differs by [\d.]+$", done.stderr, re.MULTILINE
-    )
+    assert found.name == f"1-{operator}"
+    line = rf"^graphgen: {operator} \S+ differs by [\d.]+$"
+    assert re.search(line, done.stderr, re.MULTILINE)

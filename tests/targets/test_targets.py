@@ -272,6 +272,27 @@ def test_webgpu_refuses_what_it_leaves_out_or_fails_on(call: str, given: str, to
     assert {why for node in done if (why := target("webgpu").missing(node))} == set()
 
 
+@pytest.mark.parametrize("shape", [(2, 6, 9, 7), (2, 9, 12)])
+def test_webgpu_convolves_channels_of_zeros_too(shape: tuple[int, ...]) -> None:
+    """Its kernel reads the wrong ones of 6 or 9 channels; those of a multiple of 4 are right."""
+    n, generator = len(shape) - 2, np.random.default_rng(0)
+    w = generator.standard_normal((8, shape[1], *[3] * n), np.float32)
+    b = generator.standard_normal(8, np.float32)
+
+    def convolve(x: Any) -> Any:
+        return ops.conv(x, w, b, strides=[2] * n, pads=[1] * 2 * n, dilations=[2] * n)
+
+    sizes: Any = ("batch", shape[1], *"hw"[:n])
+    model = gg.build(convolve, x=gg.float32[sizes])
+    assert count_operators(optimize(model, target="cpu").model) == {"Conv": 1}
+    best = optimize(model, target="webgpu").model
+    [node] = [node for node in best.graph if node.op_type == "Conv"]
+    channels = [value.shape[1] for value in node.inputs[:2] if value is not None and value.shape]
+    assert channels == [-(-shape[1] // 4) * 4] * 2
+    feeds = {"x": generator.standard_normal(shape, np.float32)}
+    assert relative_rms(*evaluate(model, feeds), *run_plain(best, feeds)) < ROUNDING
+
+
 RUN = """
 import sys, collections, numpy as np, onnxruntime
 assert onnxruntime.__version__.startswith("1.19."), onnxruntime.__version__

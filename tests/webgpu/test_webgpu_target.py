@@ -1,6 +1,7 @@
 """Graphs made for WebGPU: where their nodes run, and what they compute there."""
 
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,21 @@ def test_attention_of_software_is_told() -> None:
         x = np.random.default_rng(0).standard_normal((1, t, 16), np.float32)
         [wanted] = evaluate(best.model, {"x": x})
         assert (relative_rms(wanted, session(x=x)[0]) < 1e-5) is right
+
+
+@pytest.mark.filterwarnings("default::graphgen.GraphgenWarning")
+def test_channels_that_are_mixed_are_told_and_become_zeros() -> None:
+    """If 6 channels become right as they are, the warning has to go."""
+    w = np.random.default_rng(1).standard_normal((8, 6, 3, 3), np.float32)
+    model = gg.build(lambda x: gg.ops.conv(x, w), x=gg.float32[1, 6, 9, 9])
+    x = np.random.default_rng(0).standard_normal((1, 6, 9, 9), np.float32)
+    [wanted] = evaluate(model, {"x": x})
+    with pytest.warns(gg.GraphgenWarning, match="1 Conv of other channels than it should"):
+        session = gg.Session(model, provider="webgpu")
+    assert relative_rms(wanted, session(x=x)[0]) > 0.5
+    with warnings.catch_warnings(action="error"):
+        session = gg.Session(gg.optimize(model, target="webgpu"), provider="webgpu", strict=True)
+    assert relative_rms(wanted, session(x=x)[0]) < 1e-6
 
 
 @pytest.mark.parametrize("path", EXPORTS, ids=lambda path: path.stem)
