@@ -32,6 +32,8 @@ _OPTIONS = {
     "repetition_penalty": (float, "above 1: makes tokens that are already there less likely"),
     "beams": (int, "sequences that the search for the best one keeps"),
     "length_penalty": (float, "the power of the length that divides a sequence's score"),
+    "num_return_sequences": (int, "answers to each prompt: drawn ones, or the best of the beams"),
+    "max_time": (float, "seconds after which all rows end"),
     "forced_bos": (int, "the first new token, such as the language that NLLB translates to"),
     "seed": (int, "of the random numbers (0)"),
 }
@@ -59,7 +61,12 @@ def run(options: argparse.Namespace) -> None:
         raise GraphgenError(f"generate: {options.folder} reads {reads} alone")
     names = [name or None for name in options.use or [""]]
     chosen = names[0] if len(names) == 1 else names
-    spoken = {"language": options.language, "translate": options.translate or None}
+    more = {
+        "speculate": options.speculate,
+        "num_speculative_tokens": options.num_speculative_tokens,
+        "bad_words": options.bad_words,
+    }
+    spoken = more | {"language": options.language, "translate": options.translate or None}
     found = generator(sounds or prompts, adapter=chosen, **options_of(options), **spoken)
     # With --ids or --audio alone there may be no tokenizer.
     as_text = bool(
@@ -75,6 +82,8 @@ def run(options: argparse.Namespace) -> None:
     for name, (tokens, seconds) in (("prefill", found.prefill), ("decode", found.decode)):
         if tokens:
             print(f"{name:<8}{tokens:>6} tokens  {tokens / max(seconds, 1e-9):>10,.1f} tokens/s")
+    if (guesses := found.speculation) is not None:
+        print(f"guesses {guesses.checked:>6} tokens checked, {guesses.right} right")
 
 
 def _stream(found: "Generation", as_text: bool) -> None:
@@ -103,7 +112,9 @@ def _document(found: "Generation", as_text: bool) -> dict[str, Any]:
         name: {"tokens": tokens, "seconds": round(seconds, 6)}
         for name, (tokens, seconds) in (("prefill", found.prefill), ("decode", found.decode))
     }
-    return {"graphgen": gg.__version__, "rows": rows, **speed}
+    guesses = found.speculation
+    counts = guesses and {"checked": guesses.checked, "right": guesses.right}
+    return {"graphgen": gg.__version__, "rows": rows, **speed, "guesses": counts}
 
 
 def _tokens(text: str) -> list[int]:
@@ -129,6 +140,14 @@ def add_options(add: Callable[..., Any]) -> None:
     add("--language", help="of the sound, such as en; by default the model detects it")
     add("--translate", help="translate the sound into English", **FLAG)
     add_sampling(add)
+    lookup = "guess tokens that followed the same ones before, and check several at once"
+    add("--speculate", choices=["prompt-lookup"], help=lookup)
+    draft = "a folder with a smaller decoder of the same vocabulary, which guesses tokens"
+    add("--draft", type=Path, metavar="DIR", help=draft)
+    guesses = "guesses to check at once, at most (10)"
+    add("--num-speculative-tokens", type=count, metavar="N", help=guesses)
+    bad = "tokens that may not come one behind the other; can be repeated"
+    add("--bad-words", action="append", type=_tokens, metavar="1,2,3", help=bad)
     add("--chunk", type=count, default=512, help="tokens of a prompt to read at once (512)")
     add("--threads", type=count, help="of the runtime")
     add("--provider", **PROVIDER)

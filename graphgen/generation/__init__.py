@@ -12,9 +12,12 @@ import numpy as np
 from graphgen.display import fields, on_screen
 from graphgen.errors import GraphgenError, user_line, warn
 from graphgen.export.by_row import Chosen, Given, numbers_of
+from graphgen.files import present
 from graphgen.generation.beams import Beams
+from graphgen.generation.caches import Decoder, EncoderDecoder
 from graphgen.generation.config import ignored, longrope_length
-from graphgen.generation.decoder import Decoder, EncoderDecoder, open_decoder
+from graphgen.generation.decoder import open_decoder
+from graphgen.generation.generated import Generation
 from graphgen.generation.options import GenerationOptions, Options, read_options
 from graphgen.generation.prompts import Prompts, read_prompts, read_tokenizer, says
 from graphgen.generation.sampling import draw, log_softmax, processed
@@ -36,6 +39,7 @@ def generate(
     chunk: int = 512,
     adapter: Given | Sequence[str | None] | None = None,
     adapters: Mapping[str, Given] | None = None,
+    draft: "str | os.PathLike[str] | ModelLike | Generator | None" = None,
     **options: Unpack[GenerationOptions],
 ) -> "Generation":
     """Continue prompts; iterate over the result for the new token of each row, step by step.
@@ -54,6 +58,8 @@ def generate(
             file .onnx_adapter. With `adapters`: the name of that which all prompts have, or a name
             for each prompt; None is the base alone.
         adapters: Some to run beside the base in one session, by name.
+        draft: A smaller decoder of the same vocabulary, whose guesses are checked several at a
+            time. The tokens stay the same.
         **options: max_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty,
             no_repeat_ngram_size, beams, length_penalty, early_stopping, seed, stop (tokens and
             strings), ...: docs/generation.md. The folder gives the defaults.
@@ -75,6 +81,11 @@ def generate(
             chunk=chunk,
             adapter=merged,
             adapters=adapters,
+            draft=draft,
+        )
+    elif draft is not None:
+        raise GraphgenError(
+            f"generate: the Generator is open already; give draft when you open it{user_line()}"
         )
     return model(prompts, adapter=chosen, **options)
 
@@ -92,6 +103,7 @@ class Generator:
         chunk: int = 512,
         adapter: Given | None = None,
         adapters: Mapping[str, Given] | None = None,
+        draft: "str | os.PathLike[str] | ModelLike | Generator | None" = None,
     ) -> None:
         if adapter is not None and adapters is not None:
             raise GraphgenError(
@@ -119,6 +131,11 @@ class Generator:
         self.adapters = [*(adapters or ())]
         hears = getattr(self.decoder, "hears", None)
         self.ears = None if hears is None else Ears(self.folder, *hears)
+        if draft is not None and not isinstance(draft, Generator):
+            draft = Generator(draft, threads=threads, provider=provider, strict=strict, chunk=chunk)
+        self.draft = draft
+        if draft is not None:
+            self._check_draft(draft)
 
     @on_screen
     def __repr__(self) -> Iterator[str]:
@@ -142,6 +159,30 @@ class Generator:
             )
         return Template(self.folder, dated=True)
 
+    @property
+    def context(self) -> int | None:
+        """The most tokens that the model reads, if its folder says so."""
+        return read_options(self.folder).context
+
+    def _check_draft(self, draft: "Generator") -> None:
+        """Raise GraphgenError unless a draft model's tokens are those of this model."""
+        if isinstance(draft.decoder, EncoderDecoder):
+            raise GraphgenError("generate: the draft model has an encoder; give a decoder alone")
+        if self.folder is None or draft.folder is None:
+            sizes = [one.decoder.vocabulary for one in (draft, self)]
+            if sizes[0] != sizes[1]:
+                raise GraphgenError(
+                    f"generate: the draft model has {sizes[0]} tokens and the model {sizes[1]}; "
+                    "give one with the same vocabulary"
+                )
+            return
+        named = [present(one.folder / "tokenizer.json") for one in (self, draft) if one.folder]
+        if all(named) and self.tokenizer.get_vocab() != draft.tokenizer.get_vocab():
+            raise GraphgenError(
+                f"generate: {draft.folder} has another vocabulary than {self.folder}; give a draft "
+                "model with the same tokenizer.json"
+            )
+
     def __call__(
         self, prompts: Prompts, *, adapter: Chosen = None, **options: Unpack[GenerationOptions]
     ) -> "Generation":
@@ -162,214 +203,3 @@ class Generator:
         """The texts of tokens, without special tokens."""
         texts: list[str] = self.tokenizer.decode_batch([list(row) for row in rows])
         return texts
-
-
-class Generation:
-    """An iterator over steps: each is a list of every row's new token, None if the row has ended.
-
-    `tokens` holds those so far, a list for each row; `texts()` gives their text. A beam search
-    gives its steps when it is done. `prefill` and `decode` are numbers of tokens and seconds.
-    """
-
-    def __init__(
-        self, generator: Generator, prompts: Prompts, options: Options, adapter: Chosen = None
-    ) -> None:
-        self._generator, self._decoder, self.options = generator, generator.decoder, options
-        self._strings = [s for s in options.stop if isinstance(s, str)]
-        self._ends = {*options.eos, *(s for s in options.stop if isinstance(s, int))}
-        if self._strings:
-            self._generator.tokenizer  # noqa: B018  # an error comes before anything runs
-        vocabulary = self._decoder.vocabulary or options.vocabulary
-        options.fit(vocabulary)
-        encoder = isinstance(self._decoder, EncoderDecoder)  # whose positions are its own
-        if generator.ears is not None:
-            sounds = listed_sounds(prompts)
-            self._chosen = numbers_of("generate", generator.adapters, adapter, len(sounds))
-            self._hear(sounds, generator.ears)
-        else:
-            self.prompts = read_prompts(
-                prompts,
-                lambda text: encoded("generate", generator.tokenizer, text).ids,
-                generator.messages,
-                vocabulary=vocabulary,
-                context=options.context,
-                room=0 if encoder else 1,
-            )
-            self._sources: Sequence[Any] = self.prompts
-            self._begin = list(map(list, self.prompts))
-            if options.language or options.translate:
-                raise GraphgenError(
-                    "generate: language and translate are for models of sound; leave them out"
-                    f"{user_line()}"
-                )
-            if isinstance(self._decoder, EncoderDecoder):
-                self._begin = [[self._first()] for _ in self.prompts]
-        self._chosen = numbers_of("generate", generator.adapters, adapter, len(self.prompts))
-        if isinstance(self._decoder, EncoderDecoder):
-            self._decoder.begin = self._begin
-        longest = max(map(len, self._begin))
-        most = options.max_new_tokens or (options.max_length or longest + 64) - longest
-        if most < 1:
-            raise GraphgenError(
-                f"generate: max_length is {options.max_length}, and a row begins with {longest} "
-                f"tokens; give max_new_tokens{user_line()}"
-            )
-        room = most if options.context is None else options.context - longest
-        self._most = min(most, room)
-        length = longrope_length(generator.folder)
-        if length is not None and longest <= length < longest + self._most:
-            warn(
-                f"generate: beyond {length:,} tokens longrope turns the whole text by other "
-                "factors, but the cache keeps the first ones: from there on, give the text to a "
-                "new call"
-            )
-        self.tokens: list[list[int]] = [[] for _ in self.prompts]
-        self.prefill, self.decode = (sum(map(len, self.prompts)), 0.0), (0, 0.0)
-        self._steps = self._searched() if options.beams > 1 else self._likeliest()
-
-    @on_screen
-    def __repr__(self) -> Iterator[str]:
-        made = sum(map(len, self.tokens))
-        yield f"Generation, rows: {len(self.prompts):,}, at most {self._most:,} new tokens each"
-        (read, prefill), (_, decode) = self.prefill, self.decode
-        yield from fields(
-            prompts=f"{read:,} tokens in {prefill:.3g} s",
-            tokens=f"{made:,} so far in {decode:.3g} s",
-            options=repr(self.options),
-        )
-
-    def __iter__(self) -> "Generation":
-        return self
-
-    def __next__(self) -> list[int | None]:
-        return next(self._steps)
-
-    def texts(self) -> list[str]:
-        """The text of each row so far, up to a string that it stops at."""
-        texts = self._generator.texts(self.tokens)
-        return [_before(text, self._strings) for text in texts]
-
-    def _first(self) -> int:
-        """The token that a decoder behind an encoder begins with."""
-        if self.options.begin is None:
-            raise GraphgenError("generate: the folder names no decoder_start_token_id")
-        return self.options.begin
-
-    def _hear(self, sounds: Sequence[Any], ears: Ears) -> None:
-        """Read sounds; `prompts` are then the tokens that answers begin with."""
-        folder, decoder = self._generator.folder, self._decoder
-        assert folder is not None and isinstance(decoder, EncoderDecoder)
-        begin = self._first()
-        if not sounds:
-            raise GraphgenError(f"generate: there is no sound; give at least one{user_line()}")
-        self._sources = [ears(sound, f"generate: sound {n}") for n, sound in enumerate(sounds)]
-
-        def detect(languages: Sequence[int]) -> list[int]:
-            decoder.begin = [[begin]]
-            scores = decoder.start(self._sources, 1, 1, self._chosen)[:, languages]
-            return [languages[best] for best in scores.argmax(-1)]
-
-        language, translate = self.options.language, self.options.translate
-        rows = first_tokens(folder, begin, language=language, translate=translate, detect=detect)
-        self.prompts = self._begin = [rows[n % len(rows)] for n in range(len(sounds))]
-
-    def _start(self) -> Array:
-        then = time.perf_counter()
-        try:
-            how: tuple[Any, ...] = (self._most, self.options.beams, self._chosen)
-            logits = self._decoder.start(self._sources, *how)
-        except MemoryError as error:
-            raise GraphgenError(
-                f"generate: {error}, for {self._most} new tokens; give fewer max_new_tokens"
-            ) from error
-        self.prefill = (self.prefill[0], time.perf_counter() - then)
-        return logits
-
-    def _count(self, tokens: int, then: float) -> None:
-        count, seconds = self.decode
-        self.decode = (count + tokens, seconds + time.perf_counter() - then)
-
-    def _likeliest(self) -> Iterator[list[int | None]]:
-        """The likeliest token of each row, or a drawn one."""
-        options, logits = self.options, self._start()
-        random = [np.random.default_rng([options.seed, row]) for row in range(len(self.prompts))]
-        ended = [False for _ in self.prompts]
-        live = [*range(len(self.prompts))]  # the rows of the decoder
-        for step in range(self._most):
-            then = time.perf_counter()
-            before = [self._begin[row] for row in live], [self.tokens[row] for row in live]
-            scores = self._processed(logits, *before, step)
-            if options.temperature > 0:
-                drawn = zip(scores, live, strict=True)
-                found = [draw(own, options, random[row]) for own, row in drawn]
-            else:
-                found = scores.argmax(-1).tolist()
-            new: list[int | None] = [None for _ in self.prompts]
-            for row, own in zip(live, found, strict=True):
-                new[row] = None if ended[row] else own
-            for row, token in enumerate(new):
-                if token is not None:
-                    self.tokens[row].append(token)
-                    ended[row] = self._ends_with(self.tokens[row])
-            self._count(sum(token is not None for token in new) if step else 0, then)
-            yield new
-            if all(ended) or step + 1 == self._most:
-                return
-            then = time.perf_counter()
-            on = [i for i, row in enumerate(live) if not ended[row]]
-            if 2 * len(on) <= len(live):  # so all copies together stay smaller than the cache
-                self._decoder.keep(np.array(on))
-                live, found = [live[i] for i in on], [found[i] for i in on]
-            logits = self._decoder.step(np.array(found))
-            self._count(0, then)
-
-    def _searched(self) -> Iterator[list[int | None]]:
-        """The best sequence of each row that a beam search finds."""
-        best = self._search()
-        for step in range(max(map(len, best))):
-            new = [row[step] if step < len(row) else None for row in best]
-            for row, token in zip(self.tokens, new, strict=True):
-                row += [] if token is None else [token]
-            yield new
-
-    def _search(self) -> list[list[int]]:
-        logits, rows, beams = self._start(), len(self.prompts), self.options.beams
-        candidates = max(2, 1 + len(self._ends)) * beams
-        how: dict[str, Any] = {"most": self._most, "ends": self._ends_with}
-        search = Beams(rows, self.options, **how, candidates=candidates)
-        begin = [tokens for tokens in self._begin for _ in range(beams)]
-        for step in range(self._most):
-            then = time.perf_counter()
-            flat = [tokens for row in search.sequences for tokens in row]
-            source = search.advance(self._processed(log_softmax(logits), begin, flat, step))
-            self._count(rows if step else 0, then)
-            if source is None:
-                break
-            then = time.perf_counter()
-            self._decoder.reorder(source)
-            last = [tokens[-1] for row in search.sequences for tokens in row]
-            logits = self._decoder.step(np.array(last))
-            self._count(0, then)
-        return search.best()
-
-    def _ends_with(self, tokens: list[int]) -> bool:
-        strings = self._strings
-        return tokens[-1] in self._ends or (
-            bool(strings) and says(tokens, strings, self._generator.texts)
-        )
-
-    def _processed(
-        self, scores: Array, begin: list[list[int]], new: list[list[int]], step: int
-    ) -> Array:
-        whole = ([*old, *more] for old, more in zip(begin, new, strict=True))
-        options, alone = self.options, max(map(len, begin)) == 1
-        forced = options.forced_bos if step == 0 and alone else ()
-        if not forced and step + 1 == self._most:
-            forced = options.forced_eos
-        free = int(alone and bool(options.forced_bos))
-        return processed(scores, whole, options, step=step, free=free, forced=forced)
-
-
-def _before(text: str, strings: Sequence[str]) -> str:
-    found = [text.index(string) for string in strings if string in text]
-    return text[: min(found, default=len(text))]

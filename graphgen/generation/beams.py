@@ -36,13 +36,14 @@ class Beams:
             [[] for _ in range(options.beams)] for _ in range(rows)
         ]
 
-    def advance(self, scores: Array) -> Array | None:
+    def advance(self, scores: Array, *, last: bool = False) -> Array | None:
         """Extend by log probabilities (R · beams, vocabulary); return each sequence's parent row.
 
-        None means that the search has ended.
+        None means that the search has ended, as it does with the `last` step.
         """
         options, beams = self._options, self._options.beams
         length = len(self.sequences[0][0]) + 1
+        self._most = length if last else self._most
         scores = scores.reshape(len(self._done), beams, -1) + self._scores[..., None]
         vocabulary = scores.shape[-1]
         source = np.arange(len(self._done) * beams).reshape(-1, beams)
@@ -71,6 +72,6 @@ class Beams:
             return None
         return source.reshape(-1)
 
-    def best(self) -> list[list[int]]:
-        """For each row, the best sequence that has ended."""
-        return [done[0][1] for done in self._done]
+    def best(self, count: int = 1) -> list[list[int]]:
+        """For each row, the best sequences that have ended, one row behind the other."""
+        return [tokens for done in self._done for _, tokens in done[:count]]

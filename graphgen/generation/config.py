@@ -15,7 +15,6 @@ NEUTRAL: dict[str, Any] = {
     "exponential_decay_length_penalty": (),
     "diversity_penalty": 0.0,
     "num_beam_groups": 1,
-    "num_return_sequences": 1,
     "guidance_scale": 1.0,
     "penalty_alpha": 0.0,
     "sequence_bias": (),
@@ -32,7 +31,7 @@ NEUTRAL: dict[str, Any] = {
 _SAME = (
     "max_new_tokens min_new_tokens max_length min_length top_p min_p repetition_penalty "
     "no_repeat_ngram_size length_penalty early_stopping renormalize_logits suppress_tokens "
-    "begin_suppress_tokens top_k"
+    "begin_suppress_tokens top_k num_return_sequences max_time"
 )
 NAMES = {name: name for name in _SAME.split()} | {
     "num_beams": "beams",
@@ -41,6 +40,7 @@ NAMES = {name: name for name in _SAME.split()} | {
     "forced_eos_token_id": "forced_eos",
     "eos_token_id": "eos",
     "decoder_start_token_id": "begin",
+    "prompt_lookup_num_tokens": "num_speculative_tokens",
 }
 """Fields of generation_config.json, and the options they set."""
 

@@ -1,16 +1,21 @@
 """How to generate: options, with the defaults that a folder's generation_config.json gives."""
 
+import itertools
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypeAlias, TypedDict
 
 from graphgen.display import on_screen
 from graphgen.errors import GraphgenError, near, user_line
 from graphgen.files import present
 from graphgen.generation.config import ENDS, NAMES, NEUTRAL, fields_of_generation, read_fields
 from graphgen.models.published.folder import positions
+from graphgen.operands import Array
+
+LOOKUP = "prompt-lookup"
+"""The way to guess tokens that needs no other model."""
 
 _RANGES: dict[str, tuple[type, float, float]] = {
     "max_new_tokens": (int, 1, math.inf),
@@ -29,11 +34,18 @@ _RANGES: dict[str, tuple[type, float, float]] = {
     "min_length": (int, 0, math.inf),
     "context": (int, 1, math.inf),
     "vocabulary": (int, 1, math.inf),
+    "num_return_sequences": (int, 1, math.inf),
+    "num_speculative_tokens": (int, 1, 1000),
+    "max_time": (float, 0, math.inf),
 }
 """The options that are numbers: their type, the least and the largest value."""
 
 _TOKENS = ("stop", "suppress_tokens", "begin_suppress_tokens", "forced_bos", "forced_eos", "eos")
 """Options that are one or more tokens; `stop` may also have strings."""
+
+
+Processor: TypeAlias = Callable[[Sequence[int], Array], Array]
+"""Logits (vocabulary,) of what may follow a row's tokens, from those logits as they are."""
 
 
 class GenerationOptions(TypedDict, total=False):
@@ -52,6 +64,12 @@ class GenerationOptions(TypedDict, total=False):
     early_stopping: bool | Literal["never"]
     renormalize_logits: bool
     seed: int
+    num_return_sequences: int
+    max_time: float | None
+    bad_words: Sequence[Sequence[int]]
+    logits_processors: Processor | Sequence[Processor]
+    speculate: Literal["", "prompt-lookup"]
+    num_speculative_tokens: int | None
     stop: int | str | Sequence[int | str]
     suppress_tokens: int | Sequence[int]
     begin_suppress_tokens: int | Sequence[int]
@@ -87,6 +105,12 @@ class Options:
     early_stopping: bool | Literal["never"] = False
     renormalize_logits: bool = False
     seed: int = 0
+    num_return_sequences: int = 1
+    max_time: float | None = None
+    bad_words: Sequence[Sequence[int]] = ()
+    logits_processors: Sequence[Processor] = ()
+    speculate: Literal["", "prompt-lookup"] = ""
+    num_speculative_tokens: int | None = None
     stop: Sequence[int | str] = ()
     # A folder sets these; a caller seldom does.
     suppress_tokens: Sequence[int] = ()
@@ -140,6 +164,37 @@ class Options:
             raise GraphgenError(
                 f"generate: early_stopping is {self.early_stopping!r}; {wanted}{user_line()}"
             )
+        words = [listed(word) for word in listed(self.bad_words)]
+        if not all(word and all(map(_is_token, word)) for word in words):
+            raise GraphgenError(
+                f"generate: bad_words is {self.bad_words!r:.100}; give lists of tokens{user_line()}"
+            )
+        object.__setattr__(self, "bad_words", words)
+        given = self.logits_processors
+        processors = [given] if callable(given) else listed(given)
+        if not all(map(callable, processors)):
+            raise GraphgenError(
+                f"generate: logits_processors is {given!r:.60}; give functions of a row's tokens "
+                f"and its logits{user_line()}"
+            )
+        object.__setattr__(self, "logits_processors", processors)
+        if self.speculate not in ("", LOOKUP):
+            raise GraphgenError(
+                f"generate: speculate is {self.speculate!r}; give {LOOKUP!r}{user_line()}"
+            )
+        if self.beams > 1 and self.speculate:
+            raise GraphgenError(
+                f"generate: {self.beams} beams with guesses: a beam search checks none; give "
+                f"beams=1, or leave out speculate{user_line()}"
+            )
+        copies = self.num_return_sequences
+        if copies > 1 and self.temperature == 0 and copies > self.beams:
+            wanted = f"beams={copies}" if self.beams > 1 else "a temperature above 0, or beams"
+            raise GraphgenError(
+                f"generate: num_return_sequences is {copies}, but {self.beams} beam"
+                f"{'s' * (self.beams > 1)} at temperature 0 would give some twice; give {wanted}"
+                f"{user_line()}"
+            )
         if self.beams > 1 and self.temperature > 0:
             raise GraphgenError(
                 f"generate: {self.beams} beams at temperature {self.temperature:g}: a beam search "
@@ -148,8 +203,10 @@ class Options:
 
     def fit(self, vocabulary: int | None) -> None:
         """Raise an error for a token beyond the vocabulary."""
-        for name in _TOKENS:
-            tokens = [t for t in getattr(self, name) if not isinstance(t, str)]
+        for name in (*_TOKENS, "bad_words"):
+            given = getattr(self, name)
+            given = itertools.chain(*given) if name == "bad_words" else given
+            tokens = [t for t in given if not isinstance(t, str)]
             if vocabulary is not None and max(tokens, default=0) >= vocabulary:
                 raise GraphgenError(
                     f"generate: {name} has token {max(tokens)}; the model has tokens 0 to "
@@ -188,13 +245,12 @@ def read_options(folder: Path | None, **given: Any) -> Options:
             options["temperature"] = fields.get("temperature", 1.0)
             options.setdefault("top_k", 50)
         words = listed(fields.get("bad_words_ids"))
-        if not all(isinstance(word, list) and len(word) == 1 for word in words):
+        if not all(isinstance(word, list) and all(map(_is_token, word)) and word for word in words):
             raise GraphgenError(
-                f"{file}: bad_words_ids is {words!r:.100}; give lists of one token, or remove it"
+                f"{file}: bad_words_ids is {words!r:.100}; give lists of tokens, or remove it"
             )
-        ends = listed(options.get("eos"))
-        bad = [word for [word] in words if word not in ends]
-        options["suppress_tokens"] = [*listed(options.get("suppress_tokens")), *bad]
+        ends = [[token] for token in listed(options.get("eos"))]
+        options["bad_words"] = [word for word in words if word not in ends]
         options["context"] = positions(config)
         options["vocabulary"] = config.get("vocab_size")
     options |= {name: value for name, value in given.items() if value is not None}

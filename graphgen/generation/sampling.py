@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -26,8 +27,9 @@ def processed(
 
     Raises GraphgenError if no token may come next.
     """
-    read = options.no_repeat_ngram_size or options.min_new_tokens or options.min_length
+    read = bool(options.no_repeat_ngram_size or options.min_new_tokens or options.min_length)
     read = read or options.repetition_penalty != 1.0
+    read = read or bool(options.bad_words or options.logits_processors)
     never = [*options.suppress_tokens, *(options.begin_suppress_tokens if step == free else ())]
     if forced or read or never:
         scores = scores.copy()
@@ -44,8 +46,14 @@ def processed(
             for i in range(len(tokens) - n + 1):
                 if tokens[i : i + n - 1] == last:
                     row[tokens[i + n - 1]] = -np.inf
+        for word in options.bad_words:
+            first = word[:-1]
+            if not first or tokens[-len(first) :] == first:
+                row[word[-1]] = -np.inf
         if step < options.min_new_tokens or len(tokens) < options.min_length:
             row[list(options.eos)] = -np.inf
+        for processor in options.logits_processors:
+            row[:] = _as_logits(processor(tokens, row.copy()), row, processor)
     if never:
         scores[:, never] = -np.inf
     highest = zip(scores, scores.argmax(axis=-1).tolist(), strict=True)  # the first NaN, if any
@@ -54,6 +62,20 @@ def processed(
             "generate: no token may come next, or the logits are not finite; suppress fewer tokens"
         )
     return log_softmax(scores) if options.renormalize_logits else scores
+
+
+def _as_logits(found: Any, row: Array, processor: Any) -> Array:
+    """What a processor returned. Raises GraphgenError unless it is as many logits."""
+    given = np.asarray(found)
+    if given.shape != row.shape or given.dtype.kind not in "fiu" or np.isnan(given).any():
+        name = getattr(processor, "__name__", type(processor).__name__)
+        what = f"{given.dtype} of shape {given.shape}"
+        what = f"{what}, with NaN" if given.dtype.kind == "f" and np.isnan(given).any() else what
+        raise GraphgenError(
+            f"generate: the logits processor {name} returned {what}; return {row.shape[0]} logits, "
+            "-inf for a token that may not come next"
+        )
+    return given
 
 
 def draw(scores: Array, options: Options, random: np.random.Generator) -> int:

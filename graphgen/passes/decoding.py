@@ -40,6 +40,9 @@ _ATTENTIONS = (ops.scaled_dot_product_attention, ops.sink_attention)
 CAPACITY = "max_sequence_length"
 """The name of the buffers' size."""
 
+KEPT = "logits_to_keep"
+"""The input, int64, that says of how many last tokens the logits are wanted."""
+
 
 def in_place(model: ir.Model, engine: Engine | None = None) -> ir.Model | Miss:
     """A copy with the cache in buffers (B, G, capacity, D), or why that is impossible.
@@ -100,11 +103,12 @@ def lacks(model: ir.Model, target: Target) -> str:
     return next(filter(None, map(target.missing, found)), "")
 
 
-def keep_last(model: ir.Model, name: str = "logits") -> bool:
+def keep_last(model: ir.Model, name: str = "logits", *, several: bool = False) -> bool:
     """Compute an output (B, T, V) for each row's last token only, (B, 1, V); say whether it worked.
 
     With a cache in place, that is the last token that the attention mask does not hide; else the
-    last of all. It is chosen before the products that make the output, in the model itself.
+    last of all. It is chosen before the products that make the output, in the model itself. With
+    `several`, a new input `KEPT` says of how many tokens, up to that one, the output is wanted.
     """
     context = infer_model(model)
     y = next(value for value in model.graph.outputs if value.name == name)
@@ -115,34 +119,45 @@ def keep_last(model: ir.Model, name: str = "logits") -> bool:
         return False
     x, first = above[-1]
     cached = next((n for n in model.graph if is_a(n, ops.group_query_attention)), None)
+    kept = ir.val(KEPT, ir.DataType.INT64, []) if several else None
+    if kept is not None:
+        model.graph.inputs.append(kept)
 
     def choose(node: ir.Node) -> Rewired | None:
         tape = current_tape()
         if node is not first or tape is None:
             return None
         tape.path = ""  # of no module
-        last = _last(adopt(x), cached)
+        last = _last(adopt(x), cached, kept)
         return Rewired({i: last for i, value in enumerate(node.inputs) if value is x}, "the last")
 
     engine = Engine(context=context)
     engine.run("keep_last", model, {operator_name(first): [choose]})
     for value in (y, *(v for _, node in above for v in node.outputs)):
         if value.shape is not None and len(value.shape) == 3:
-            value.shape = ir.Shape([value.shape[0], 1, value.shape[2]])
+            value.shape = ir.Shape([value.shape[0], KEPT if several else 1, value.shape[2]])
     tidy(model)
     return True
 
 
-def _last(x: Tensor, cached: ir.Node | None) -> Tensor:
-    """(B, 1, D) of x (B, T, D): the last token, or the last of those that fill a cache in place."""
+def _last(x: Tensor, cached: ir.Node | None, kept: ir.Value | None) -> Tensor:
+    """(B, N, D) of x (B, T, D): the last token, or the last of those that fill a cache in place.
+
+    It is one if nothing says how many are `kept`.
+    """
+    places = None if kept is None else ops.arange(adopt(kept)) - adopt(kept)  # -N ... -1
+    if cached is None and places is not None:
+        return ops.gather(x, places, axis=1)
     if cached is None:
         return ops.slice_(x, [-1], [2**31], [1])
     seqlens_k, total = (adopt(value) for value in cached.inputs[5:7])
     rows, t = ops.dim(x, 0), ops.dim(x, 1)
     held = ops.cast(seqlens_k - total, to=ir.DataType.INT64) + t
-    places = ops.arange(rows) * t + ops.where(held > 0, held, 0)  # of B·T
+    last = ops.arange(rows) * t + ops.where(held > 0, held, 0)  # of B·T
     flat = ops.reshape(x, [-1, ops.dim(x, 2)])
-    return ops.unsqueeze(ops.gather(flat, places), [1])
+    if places is None:
+        return ops.unsqueeze(ops.gather(flat, last), [1])
+    return ops.gather(flat, ops.unsqueeze(last, [1]) + (places + 1))
 
 
 def _buffers(model: ir.Model, *, layers: Sequence["_Layer"]) -> Replacement:

@@ -14,7 +14,9 @@ import graphgen as gg
 from graphgen.commands import main
 from graphgen.errors import GraphgenError
 from graphgen.export.past import without_past
-from graphgen.generation import Generator, decoder
+from graphgen.generation import Generator, decoder, speculation
+from graphgen.generation.options import LOOKUP
+from graphgen.generation.speculation import Lookup
 from graphgen.graph import PUBLISHED
 from graphgen.passes.training.adapters import linears, published_names
 
@@ -113,8 +115,13 @@ def test_folders_with_trained_weights_and_beside_adapters(
     assert "is not a folder of graphgen build with one graph" in capsys.readouterr().err
 
 
-def test_prompts_have_adapters_of_their_own(folder: Path, run: Path, capsys: Any) -> None:
+def test_prompts_have_adapters_of_their_own(
+    folder: Path, run: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Tokens are those of each adapter merged, also of rows that go on, by beams and in chunks."""
+    monkeypatch.setattr(speculation, "_GAIN", 0.0)  # whatever a check costs
+    monkeypatch.setattr(Lookup, "chances", lambda *_: [0.9, 0.9])
+    monkeypatch.setattr(Lookup, "guess", lambda self, row, tokens, count: tokens[-count:])
     out, prompts = folder / "out", [[5, 9, 2], [7], [11, 3, 3, 8], [5, 9, 2]]
     other = gg.Adapter.load(run)
     other.matrices = {n: x[:3] if "A" in n else -x[:, :3] for n, x in other.matrices.items()}
@@ -132,6 +139,10 @@ def test_prompts_have_adapters_of_their_own(folder: Path, run: Path, capsys: Any
         found = generator(prompts, adapter=names, max_new_tokens=8, **how)
         list(found)
         assert found.tokens == wanted and wanted[0] != wanted[3]
+        if "beams" not in how:  # several tokens of one row at once, each with its adapter
+            guessed = generator(prompts, adapter=names, max_new_tokens=8, speculate=LOOKUP, **how)
+            assert (list(guessed), guessed.tokens)[1] == wanted
+            assert guessed.speculation is not None and guessed.speculation.checked
     words = ["generate", str(out), "--ids", "5,9,2", "--ids", "5,9,2", "--max-new-tokens", "8"]
     assert main([*words, "--adapter", f"a={run}", "--use", "a", "--use", ""]) == 0
     base = merged[None]([5, 9, 2], max_new_tokens=8)

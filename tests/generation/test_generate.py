@@ -20,8 +20,8 @@ from graphgen.errors import GraphgenError
 from graphgen.export.folders import GENAI, MODEL, write_folder, write_genai
 from graphgen.generation import Generator, decoder as decoders
 from graphgen.generation.beams import Beams
+from graphgen.generation.caches import Growing, InPlace, _sized
 from graphgen.generation.config import ignored
-from graphgen.generation.decoder import Growing, InPlace
 from graphgen.generation.options import Options, read_options
 from graphgen.generation.prompts import says
 from graphgen.generation.sampling import draw, processed
@@ -29,6 +29,7 @@ from graphgen.match import Miss
 from graphgen.models.published.config import Config
 from graphgen.models.published.decoder import CausalLM
 from graphgen.models.published.named import specification
+from graphgen.passes.decoding import KEPT
 from graphgen.plan import TensorType
 from graphgen.quantize import quantize
 from graphgen.targets import target
@@ -140,7 +141,7 @@ def test_weights_may_be_quantized(graph: Any, scheme: str, monkeypatch: pytest.M
     for place in (decoders.in_place, lambda model: Miss("it was asked not to be")):
         monkeypatch.setattr(decoders, "in_place", place)
         generator = Generator(small, threads=1)
-        assert generator.decoder.session.outputs["logits"].dims == ("batch_size", 1, VOCABULARY)
+        assert generator.decoder.session.outputs["logits"].dims == ("batch_size", KEPT, VOCABULARY)
         found = [generator(prompt, max_new_tokens=20) for prompt in PROMPTS]
         rows.append([own.tokens[0] for own in found if list(own)])
     assert rows[0] == rows[1] and len(rows[0]) == 3
@@ -510,7 +511,7 @@ def test_defaults_are_those_of_the_folder(folder: Path, greedy: Any, tmp_path: P
     assert (drawing.temperature, drawing.top_k, drawing.top_p) == (1.0, 50, 0.9)
     assert (drawing.context, drawing.vocabulary) == (CONTEXT, VOCABULARY)
     bad = copied(folder, tmp_path / "c", bad_words_ids=[[4], [9]], eos_token_id=9, num_beams=3)
-    assert read_options(bad).suppress_tokens == [4] and read_options(bad).beams == 3
+    assert read_options(bad).bad_words == [[4]] and read_options(bad).beams == 3
     stops = copied(folder, tmp_path / "d", stop_strings=["ab", "c"], renormalize_logits=True)
     assert read_options(stops).stop == ["ab", "c"] and read_options(stops).renormalize_logits
 
@@ -559,11 +560,11 @@ def test_fields_without_effect_are_told_once(
 ) -> None:
     Generator(copied(folder, tmp_path / "quiet", **EMPTY), threads=1)
     assert not [one for one in recwarn if one.category is gg.GraphgenWarning]
-    lookup = {"max_time": 0, "prompt_lookup_num_tokens": 10, "chat_format": "chatml"}
-    own = copied(folder, tmp_path / "a", **EMPTY | lookup)
+    others = {"max_time": 9, "assistant_early_exit": 4, "chat_format": "chatml"}
+    own = copied(folder, tmp_path / "a", **EMPTY | others)
     told = (
         f"{own / 'generation_config.json'} has these fields, which have no effect here: "
-        "max_time, prompt_lookup_num_tokens, chat_format"
+        "assistant_early_exit, chat_format"
     )
     with pytest.warns(gg.GraphgenWarning) as found:
         list(gg.generate(own, [[1]], max_new_tokens=1))
@@ -580,7 +581,7 @@ def test_fields_without_effect_are_told_once(
 
 def test_every_field_of_transformers_is_an_option_or_told(folder: Path, tmp_path: Path) -> None:
     """The fields of GenerationConfig 5.23 that have a meaning for text: none is left out."""
-    fields = "max_time speculation_type assistant_early_exit use_mtp prompt_lookup_num_tokens"
+    fields = "speculation_type assistant_early_exit use_mtp"
     own = copied(folder, tmp_path / "a", **dict.fromkeys(fields.split(), 1))
     assert ignored(own).endswith(f"no effect here: {', '.join(fields.split())}")
     assert ignored(folder) == ignored(None) == ""
@@ -676,9 +677,9 @@ def test_bad_input(generator: Generator, prompts: Any, options: Any, told: str) 
 @pytest.mark.parametrize(
     "fields, told",
     [
-        ({"bad_words_ids": 5}, r"bad_words_ids is \[5\]; give lists of one token, or remove it"),
-        ({"bad_words_ids": [[1, 2]]}, r"bad_words_ids is \[\[1, 2\]\]; give lists of one token"),
-        ({"bad_words_ids": [["a"]]}, r"suppress_tokens is \['a'\]; give tokens"),
+        ({"bad_words_ids": 5}, r"bad_words_ids is \[5\]; give lists of tokens, or remove it"),
+        ({"bad_words_ids": [[1], []]}, r"bad_words_ids is \[\[1\], \[\]\]; give lists of tokens"),
+        ({"bad_words_ids": [["a"]]}, r"bad_words_ids is \[\['a'\]\]; give lists of tokens"),
         ({"eos_token_id": [["a"]]}, "eos is .*; give tokens"),
         ({"max_position_embeddings": "a"}, "context is 'a'; it must be a whole number"),
         ({"vocab_size": -1}, "vocabulary is -1; it must be a whole number of at least 1"),
@@ -773,7 +774,7 @@ def test_a_cache_without_known_heads_is_refused() -> None:
     with pytest.raises(
         gg.GraphgenError, match=r"float32\[batch, 1, 8, past\]; its second and last"
     ):
-        decoders._sized(kind, 1, 0)
+        _sized(kind, 1, 0)
 
 
 @pytest.mark.parametrize(
