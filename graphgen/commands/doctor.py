@@ -23,6 +23,7 @@ OPTIONAL = {
     "tokenizers": "text",
     "pyarrow": "map",
     "jinja2": "chat",
+    "llguidance": "grammar",
     "pillow": "image",
     "ray": "ray",
     "mpi4py": "mpi",

@@ -65,6 +65,7 @@ def run(options: argparse.Namespace) -> None:
         "speculate": options.speculate,
         "num_speculative_tokens": options.num_speculative_tokens,
         "bad_words": options.bad_words,
+        "grammar": options.grammar,
     }
     spoken = more | {"language": options.language, "translate": options.translate or None}
     found = generator(sounds or prompts, adapter=chosen, **options_of(options), **spoken)
@@ -148,6 +149,8 @@ def add_options(add: Callable[..., Any]) -> None:
     add("--num-speculative-tokens", type=count, metavar="N", help=guesses)
     bad = "tokens that may not come one behind the other; can be repeated"
     add("--bad-words", action="append", type=_tokens, metavar="1,2,3", help=bad)
+    grammar = "what answers must follow: a JSON schema, a regular expression, or a Lark grammar"
+    add("--grammar", type=Path, metavar="F.json | F.regex | F.lark", help=grammar)
     add("--chunk", type=count, default=512, help="tokens of a prompt to read at once (512)")
     add("--threads", type=count, help="of the runtime")
     add("--provider", **PROVIDER)

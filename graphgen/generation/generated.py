@@ -15,6 +15,7 @@ from graphgen.export.by_row import Chosen, numbers_of
 from graphgen.generation.beams import Beams
 from graphgen.generation.caches import EncoderDecoder
 from graphgen.generation.config import longrope_length
+from graphgen.generation.grammar import Grammatical
 from graphgen.generation.options import Options
 from graphgen.generation.prompts import Prompts, read_prompts, says
 from graphgen.generation.sampling import draw, log_softmax, processed
@@ -96,6 +97,9 @@ class Generation:
         self.tokens: list[list[int]] = [[] for _ in self.prompts]
         rows = range(len(self.prompts))
         self._random = [np.random.default_rng([options.seed, row]) for row in rows]
+        self._grammar: Grammatical | None = None
+        if options.grammar is not None:
+            self._grammar = Grammatical(options.grammar, generator.tokenizer, options.eos)
         self.speculation: Speculation | None = None
         if options.beams > 1:
             if generator.draft is not None:
@@ -106,6 +110,8 @@ class Generation:
             self._steps = self._searched()
         else:
             self._steps = self._guessed() if self._speculates() else self._likeliest()
+        if self._grammar is not None:
+            self._steps = self._grammatical(self._steps, self._grammar)
 
     @on_screen
     def __repr__(self) -> Iterator[str]:
@@ -244,7 +250,7 @@ class Generation:
         for step in range(self._most):
             then = time.perf_counter()
             before = [self._begin[row] for row in live], [self.tokens[row] for row in live]
-            scores = zip(self._processed(logits, *before), live, strict=True)
+            scores = zip(self._processed(logits, *before, live), live, strict=True)
             found = [self._taken(own, self._random[row]) for own, row in scores]
             new: list[int | None] = [None for _ in self.prompts]
             for row, own in zip(live, found, strict=True):
@@ -295,7 +301,7 @@ class Generation:
             for row in behind:
                 guessed, before = guesses.get(row, []), len(made[row])
                 for own, guess in itertools.zip_longest(found[row], guessed):
-                    [scores] = self._processed(own[None], [self._begin[row]], [made[row]])
+                    [scores] = self._processed(own[None], [self._begin[row]], [made[row]], [row])
                     made[row].append(self._taken(scores, self._random[row]))
                     ended[row] = self._ends_with(made[row])
                     if ended[row] or made[row][-1] != guess:
@@ -321,6 +327,18 @@ class Generation:
                 self._decoder.keep(np.array(on))
                 live = [live[i] for i in on]
 
+    def _grammatical(
+        self, steps: Iterator[list[int | None]], grammar: Grammatical
+    ) -> Iterator[list[int | None]]:
+        """These steps; then GraphgenError if a row had to end before its text was whole."""
+        yield from steps
+        for number, row in enumerate(self.tokens):
+            if not grammar.accepts(number, row):
+                raise GraphgenError(
+                    f"generate: row {number} ended after {len(row)} tokens, and the grammar wants "
+                    f"more; give more max_new_tokens, or a grammar of shorter texts{user_line()}"
+                )
+
     def _searched(self) -> Iterator[list[int | None]]:
         """The best sequence of each row that a beam search finds."""
         best = self._search()
@@ -340,7 +358,7 @@ class Generation:
         for step in range(self._most):
             then = time.perf_counter()
             flat = [tokens for row in search.sequences for tokens in row]
-            scores = self._processed(log_softmax(logits), begin, flat)
+            scores = self._processed(log_softmax(logits), begin, flat, range(len(flat)))
             source = search.advance(scores, last=self._late())
             self._count(rows if step else 0, then)
             if source is None:
@@ -358,15 +376,21 @@ class Generation:
             bool(strings) and says(tokens, strings, self._generator.texts)
         )
 
-    def _processed(self, scores: Array, begin: list[list[int]], new: list[list[int]]) -> Array:
+    def _processed(
+        self, scores: Array, begin: list[list[int]], new: list[list[int]], rows: Sequence[int]
+    ) -> Array:
         step = len(new[0])
+        allowed = None
+        if (grammar := self._grammar) is not None:
+            allowed = [grammar(row, tokens) for row, tokens in zip(rows, new, strict=True)]
         whole = ([*old, *more] for old, more in zip(begin, new, strict=True))
         options, alone = self.options, max(map(len, begin)) == 1
         forced = options.forced_bos if step == 0 and alone else ()
         if not forced and step + 1 == self._most:
             forced = options.forced_eos
         free = int(alone and bool(options.forced_bos))
-        return processed(scores, whole, options, step=step, free=free, forced=forced)
+        how: dict[str, Any] = {"step": step, "free": free, "forced": forced, "allowed": allowed}
+        return processed(scores, whole, options, **how)
 
 
 def _before(text: str, strings: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ from graphgen.display import on_screen
 from graphgen.errors import GraphgenError, near, user_line
 from graphgen.files import present
 from graphgen.generation.config import ENDS, NAMES, NEUTRAL, fields_of_generation, read_fields
+from graphgen.generation.grammar import Grammar
 from graphgen.models.published.folder import positions
 from graphgen.operands import Array
 
@@ -68,6 +69,7 @@ class GenerationOptions(TypedDict, total=False):
     max_time: float | None
     bad_words: Sequence[Sequence[int]]
     logits_processors: Processor | Sequence[Processor]
+    grammar: Grammar | None
     speculate: Literal["", "prompt-lookup"]
     num_speculative_tokens: int | None
     stop: int | str | Sequence[int | str]
@@ -109,6 +111,7 @@ class Options:
     max_time: float | None = None
     bad_words: Sequence[Sequence[int]] = ()
     logits_processors: Sequence[Processor] = ()
+    grammar: Grammar | None = None
     speculate: Literal["", "prompt-lookup"] = ""
     num_speculative_tokens: int | None = None
     stop: Sequence[int | str] = ()

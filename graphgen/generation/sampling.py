@@ -19,10 +19,12 @@ def processed(
     step: int,
     free: int = 0,
     forced: Sequence[int] = (),
+    allowed: Sequence[Array] | None = None,
 ) -> Array:
     """The scores (R, vocabulary) of what may come after these tokens, `step` of them new.
 
-    The first token that is not forced is that of step `free`. The rows are read only if penalties
+    The first token that is not forced is that of step `free`. Of each row, only those tokens may
+    come that are True in `allowed`; those beyond it may not. The rows are read only if penalties
     or least lengths need them.
 
     Raises GraphgenError if no token may come next.
@@ -31,7 +33,7 @@ def processed(
     read = read or options.repetition_penalty != 1.0
     read = read or bool(options.bad_words or options.logits_processors)
     never = [*options.suppress_tokens, *(options.begin_suppress_tokens if step == free else ())]
-    if forced or read or never:
+    if forced or read or never or allowed:
         scores = scores.copy()
     if forced:
         scores[:] = -np.inf
@@ -56,10 +58,14 @@ def processed(
             row[:] = _as_logits(processor(tokens, row.copy()), row, processor)
     if never:
         scores[:, never] = -np.inf
+    for row, may in zip(scores, allowed or (), strict=bool(allowed)):
+        row[: len(may)][~may[: len(row)]] = -np.inf
+        row[len(may) :] = -np.inf
     highest = zip(scores, scores.argmax(axis=-1).tolist(), strict=True)  # the first NaN, if any
     if not all(math.isfinite(row[token]) for row, token in highest):
         raise GraphgenError(
             "generate: no token may come next, or the logits are not finite; suppress fewer tokens"
+            f"{' or change the grammar' * bool(allowed)}"
         )
     return log_softmax(scores) if options.renormalize_logits else scores
 
