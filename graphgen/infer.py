@@ -223,8 +223,9 @@ def infer(node: ir.Node, context: ShapeInferenceContext) -> None:
     Raises a GraphgenError that names the operator, what arrived and what was wanted. The layers of
     a model are alike: what is known about a node with such operands is not worked out again.
     """
-    repeated = not isinstance(context, DeclaredSizes)  # which declares more as it goes on
-    key = operands_of(node, context) if repeated else None
+    key = operands_of(node, context)
+    if key is not None and isinstance(context, DeclaredSizes):
+        key = key, *context.promised.items()
     if key is not None and recall(node, key, context):
         return
     try:

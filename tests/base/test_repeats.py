@@ -47,6 +47,15 @@ def test_rules_run_for_one_layer(ran):
     assert counts[0] == counts[1]
 
 
+def test_rules_run_for_one_layer_of_a_program(ran):
+    counts = []
+    for layers in (2, 6):
+        ran.clear()
+        gg.build(nn.Encoder(8, layers=layers, num_heads=2), x=gg.float32["batch", "seq", 8])
+        counts.append(len(ran))
+    assert counts[0] == counts[1] > 5
+
+
 def test_rules_of_sizes_run_once(ran):
     def turned(x, ids):
         for _ in range(5):
