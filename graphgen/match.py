@@ -361,11 +361,12 @@ def run_passes(
     """Run passes in order on a model, in place; report what each did, its time and node counts."""
     reports, after = list[PassReport](), count_nodes(model)
     for one in passes:
-        before, start = after, time.perf_counter()
+        before, applied, start = after, engine.applied, time.perf_counter()
         # What the sessions of verification leave behind may be large.
         run = _run if engine.verify or engine.verify_whole else uncollected(_run)
         done = run(one, model, engine)
-        done.nodes_before, done.nodes_after = before, (after := count_nodes(model))
+        after = before if engine.applied == applied else count_nodes(model)
+        done.nodes_before, done.nodes_after = before, after
         done.seconds = round(time.perf_counter() - start, 6)
         reports.append(done)
         if after_each is not None:
