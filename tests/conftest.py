@@ -10,11 +10,13 @@ import pytest
 from graphgen import passes
 from graphgen.match import UNVERIFIED
 
-LONGEST = (
-    *("test_fuzz_files", "test_bench", "test_fuzz", "test_examples", "test_layouts"),
-    *("test_bisect_training", "test_tutorials", "test_fuzz_dsl", "test_fuzz_sizes"),
-)
-"""Files that take longer than their number of tests shows."""
+LONGEST = """
+test_examples test_operators test_models test_quantize test_bench test_train test_foreign
+test_recompute test_fuzz_files test_parallel test_tutorials test_systems test_compare
+test_quantized_graphs test_bisect_training test_fuzz test_docs test_checkpoints test_architecture
+test_bisect test_artifacts
+""".split()
+"""The files that take longest, in this order."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -24,7 +26,9 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Share files out among the workers in this order, so that these end together."""
     tests = Counter(item.path for item in items)
-    items.sort(key=lambda item: (item.path.stem not in LONGEST, -tests[item.path], item.path))
+    rank = {name: number for number, name in enumerate(LONGEST)}
+    last = len(rank)
+    items.sort(key=lambda i: (rank.get(i.path.stem, last), -tests[i.path], i.path))
 
 
 def pytest_collection_finish() -> None:

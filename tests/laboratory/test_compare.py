@@ -46,14 +46,14 @@ SIZES = {"batch": 2, "sequence": 5}
 @pytest.fixture(scope="module")
 def bert():
     """Everything that is said of a BERT of two layers; other optimizers have tests of their own."""
-    return gg.compare(BERT, dims=SIZES, seconds=0.1, threads=1, kinds=KINDS[1:-1])
+    return gg.compare(BERT, dims=SIZES, seconds=0.03, threads=1, kinds=KINDS[1:-1])
 
 
 @pytest.fixture(scope="module")
 def cached():
     """A GPT-2 that takes a past: its prefill and its decode step."""
     sizes = {"batch": 1, "sequence": 4, "past": 3}
-    return gg.compare(FIXTURES / CACHED, dims=sizes, seconds=0.1, threads=1, kinds=["cumulative"])
+    return gg.compare(FIXTURES / CACHED, dims=sizes, seconds=0.03, threads=1, kinds=["cumulative"])
 
 
 def optimized(path, level, disabled=()):
