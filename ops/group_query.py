@@ -13,8 +13,8 @@ from graphgen.ops.attention import (
     sink_attention,
     split_heads,
 )
-from graphgen.ops.elementwise import equal, logical_and, where
-from graphgen.ops.layout import arange, cast, dim, expand, gather_elements, split, unsqueeze
+from graphgen.ops.elementwise import clip, equal, logical_and, round as to_nearest, where
+from graphgen.ops.layout import arange, cast, cast_like, dim, expand, gather_elements, split, unsqueeze
 from graphgen.ops.rotary import rotary_embedding
 from graphgen.value import Tensor
 
@@ -37,6 +37,8 @@ def group_query_attention(
     position_ids: Tensor | None = None,
     attention_bias: Tensor | None = None,
     head_sink: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
     *,
     num_heads: int,
     kv_num_heads: int,
@@ -46,6 +48,9 @@ def group_query_attention(
     do_rotary: int | None = None,
     rotary_interleaved: int | None = None,
     smooth_softmax: int = -1,
+    k_quant_type: str = "NONE",
+    v_quant_type: str = "NONE",
+    kv_cache_bit_width: int = 0,
 ) -> Tensor:
     """Causal attention on (B, T, H·D) and (B, T, G·D), a float mask added (arXiv 2305.13245).
 
@@ -55,8 +60,11 @@ def group_query_attention(
     or none if total_sequence_length is T. The new ones go after those, as outputs 1 and 2. Each
     query keeps the last `local_window_size` keys, and has its head's sink, of `head_sink` (H,), if
     these are given: see `attention_with_sinks`. With `do_rotary`, Q and K are turned first by the
-    rows of the caches, (P, R/2), at these places.
+    rows of the caches, (P, R/2), at these places. Buffers of int8 hold round(x / scale), at most
+    ±127 (-128 below), and the scales have one element, or are (1, G, 1, D).
     """
+    if kv_cache_bit_width not in (0, 8):
+        raise GraphgenError("GroupQueryAttention: a cache of four bits has no body")
     if position_ids is not None or smooth_softmax > 0:
         raise GraphgenError("GroupQueryAttention: positions and smooth softmax have no body")
     lengths = (seqlens_k, total_sequence_length)
@@ -72,8 +80,8 @@ def group_query_attention(
         return scaled_dot_product_attention(q, k, v, attention_bias, **options)
     if attention_bias is not None:
         raise GraphgenError("GroupQueryAttention: a bias with a past or a window has no body")
-    k = _written(past_key, k, *lengths, kv_num_heads)
-    v = _written(past_value, v, *lengths, kv_num_heads)
+    k = _meant(_written(past_key, k, *lengths, kv_num_heads, k_scale), k_scale)
+    v = _meant(_written(past_value, v, *lengths, kv_num_heads, v_scale), v_scale)
     columns = arange(dim(k, 2))  # (C,)
     row = unsqueeze(_places(q, past_key, *lengths), [1, 3])  # (B or 1, 1, T, 1)
     keep: Tensor = columns <= row
@@ -148,9 +156,13 @@ def _written(
     seqlens_k: Tensor | None,
     total_sequence_length: Tensor | None,
     heads: int,
+    scale: Tensor | None,
 ) -> Tensor:
     """A buffer (B, G, C, D) with (B, T, G·D) after what each row holds, or these alone."""
     split_new = split_heads(new, heads)
+    if scale is not None:
+        rounded = clip(to_nearest(split_new / scale), -128.0, 127.0)
+        split_new = cast(rounded, to=ir.DataType.INT8)
     if past is None:
         return split_new
     held = _held(new, seqlens_k, total_sequence_length)
@@ -159,6 +171,11 @@ def _written(
     places = unsqueeze(where(inside, places, 0), [1, 3])
     moved = gather_elements(split_new, expand(places, [1, heads, 1, past.shape[3]]), axis=2)
     return where(unsqueeze(inside, [1, 3]), moved, past)
+
+
+def _meant(buffer: Tensor, scale: Tensor | None) -> Tensor:
+    """What a buffer of integers stands for."""
+    return buffer if scale is None else cast_like(buffer, scale) * scale
 
 
 @group_query_attention.output(1)
@@ -171,6 +188,7 @@ def _(
     total_sequence_length: Tensor | None,
     cos_cache: Tensor | None,
     sin_cache: Tensor | None,
+    k_scale: Tensor | None,
     num_heads: int,
     kv_num_heads: int,
     do_rotary: int | None,
@@ -182,7 +200,7 @@ def _(
     if do_rotary:
         places = _places(q, past_key, *lengths)
         k = _Turn(cos_cache, sin_cache, places, rotary_interleaved or 0).of(k, kv_num_heads)
-    return _written(past_key, k, *lengths, kv_num_heads)
+    return _written(past_key, k, *lengths, kv_num_heads, k_scale)
 
 
 @group_query_attention.output(2)
@@ -193,9 +211,10 @@ def _(
     past_value: Tensor | None,
     seqlens_k: Tensor | None,
     total_sequence_length: Tensor | None,
+    v_scale: Tensor | None,
     num_heads: int,
     kv_num_heads: int,
 ) -> Tensor:
     """The values with the new ones."""
     v = _apart(q, k, v, num_heads, kv_num_heads)[2]
-    return _written(past_value, v, seqlens_k, total_sequence_length, kv_num_heads)
+    return _written(past_value, v, seqlens_k, total_sequence_length, kv_num_heads, v_scale)

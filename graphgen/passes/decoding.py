@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from graphgen import ops
@@ -23,6 +24,7 @@ from graphgen.match import (
     whole,
 )
 from graphgen.op import is_a, read_attributes
+from graphgen.operands import Array
 from graphgen.ops.quantized import dynamic_quantize_linear
 from graphgen.passes import optimize
 from graphgen.places import where_is
@@ -44,7 +46,9 @@ KEPT = "logits_to_keep"
 """The input, int64, that says of how many last tokens the logits are wanted."""
 
 
-def in_place(model: ir.Model, engine: Engine | None = None) -> ir.Model | Miss:
+def in_place(
+    model: ir.Model, engine: Engine | None = None, *, scales: Mapping[str, Array] | None = None
+) -> ir.Model | Miss:
     """A copy with the cache in buffers (B, G, capacity, D), or why that is impossible.
 
     It is possible if each layer appends new keys and values to a past, (B, G, P, D), and attends to
@@ -53,6 +57,9 @@ def in_place(model: ir.Model, engine: Engine | None = None) -> ir.Model | Miss:
     address, nothing is copied. Row b of the buffers holds as many tokens as its attention mask has
     ones, so padding has to be on the right, and the next tokens take its place. After a past, only
     one row can take more than one token at a time.
+
+    With `scales`, by the names of the pasts, each (G, D), the buffers hold round(x / scale) as
+    int8.
     """
     model, engine = model.clone(), engine or Engine()
     engine.context = infer_model(model)
@@ -74,8 +81,8 @@ def in_place(model: ir.Model, engine: Engine | None = None) -> ir.Model | Miss:
     run_passes(
         model,
         [
-            whole("buffers", partial(_buffers, layers=[*layers.values()])),
-            Pass("in_place", partial(_attend_in_place, layers=layers)),
+            whole("buffers", partial(_buffers, layers=[*layers.values()], few=scales is not None)),
+            Pass("in_place", partial(_attend_in_place, layers=layers, scales=scales)),
             Pass("join_in_place", _join_in_place),
         ],
         engine,
@@ -160,24 +167,31 @@ def _last(x: Tensor, cached: ir.Node | None, kept: ir.Value | None) -> Tensor:
     return ops.gather(flat, ops.unsqueeze(last, [1]) + (places + 1))
 
 
-def _buffers(model: ir.Model, *, layers: Sequence["_Layer"]) -> Replacement:
+def _buffers(model: ir.Model, *, layers: Sequence["_Layer"], few: bool) -> Replacement:
     """The past is as large as the buffers, and the present whatever the attention makes of it."""
     for join in (join for layer in layers for join in layer.joins):
         past, present = join.inputs[0], join.outputs[0]
         if past is not None and past.shape is not None:
             past.shape = ir.Shape([*past.shape[:2], CAPACITY, past.shape[3]])
         present.shape = None
+        if few and past is not None:
+            # A clone shares its types with the model that it was made of.
+            past.type = present.type = ir.TensorType(ir.DataType.INT8)
     return Replacement(model, "keys and values in buffers")
 
 
 def _attend_in_place(
-    model: ir.Model, engine: Engine, *, layers: Mapping[ir.Node, "_Layer"]
+    model: ir.Model,
+    engine: Engine,
+    *,
+    layers: Mapping[ir.Node, "_Layer"],
+    scales: Mapping[str, Array] | None,
 ) -> PassReport:
     def rule(node: ir.Node) -> Rewrite | None:
         layer = layers.get(node)
         if layer is None:
             return None
-        y = ops.split_heads(layer.record(), layer.heads)
+        y = ops.split_heads(layer.record(scales), layer.heads)
         reason = "keys and values are written where they stay"
         return Rewrite(y, present_inputs(node), reason, untrimmed=True)
 
@@ -263,13 +277,25 @@ class _Layer:
             return Miss("its mask depends on no input, wanted one input, that of the padding")
         return cls(node, joins, found[0], found[1], q[1], k[1], attributes, sinks)
 
-    def record(self) -> Any:
-        """The operator that does the same in place, (B, T, H·D)."""
+    def record(self, scales: Mapping[str, Array] | None) -> Any:
+        """The operator that does the same in place, (B, T, H·D).
+
+        A scale for each channel costs the kernel more than one for all: so the operator's is 1, and
+        what it reads is divided before. q k = (q s) (k / s), and p v = (p (v / s)) s.
+        """
         mask = adopt(self.padding)
         given = (self.node.inputs[0], *(join.inputs[1] for join in self.joins))
         q, k, v = (ops.merge_heads(adopt(x)) for x in given)
         past_key, past_value = (adopt(join.inputs[0]) for join in self.joins)
-        return ops.group_query_attention(
+        few, of_values = dict[str, Any](), None
+        if scales is not None:
+            of_keys, of_values = (scales[str(join.inputs[0].name)] for join in self.joins)
+            q = q * self._by_head(of_keys)
+            k, v = k * (1 / of_keys).ravel(), v * (1 / of_values).ravel()
+            few = dict.fromkeys(("k_scale", "v_scale"), np.ones(1, np.float32))
+            few |= dict.fromkeys(("k_quant_type", "v_quant_type"), "PER_TENSOR")
+            few["kv_cache_bit_width"] = 8
+        y = ops.group_query_attention(
             q,
             k,
             v,
@@ -283,7 +309,13 @@ class _Layer:
             scale=self.attributes["scale"],
             softcap=self.attributes["softcap"] or None,
             local_window_size=-1 if self.window is None else self.window,
+            **few,
         )
+        return y if of_values is None else y * self._by_head(of_values)
+
+    def _by_head(self, scales: Array) -> Array:
+        """Scales (G, D) as a vector (H·D), of the queries' heads."""
+        return np.repeat(scales, self.heads // self.kv_heads, axis=0).ravel()
 
 
 def _lengths_read(model: ir.Model, padding: ir.Value) -> Miss | None:
