@@ -14,7 +14,16 @@ from graphgen.ops.attention import (
     split_heads,
 )
 from graphgen.ops.elementwise import clip, equal, logical_and, round as to_nearest, where
-from graphgen.ops.layout import arange, cast, cast_like, dim, expand, gather_elements, split, unsqueeze
+from graphgen.ops.layout import (
+    arange,
+    cast,
+    cast_like,
+    dim,
+    expand,
+    gather_elements,
+    split,
+    unsqueeze,
+)
 from graphgen.ops.rotary import rotary_embedding
 from graphgen.value import Tensor
 

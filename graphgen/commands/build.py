@@ -31,12 +31,15 @@ _OF_FOLDERS = (
     "quantize",
     "block_size",
     "full_range",
+    "kv",
     "text",
     "no_run",
     "verify",
     "stop_after",
 )
 _NOT_LIKE = (*_OF_NAMES, "task", "head", "attentions", "dtype")
+_OF_INT8 = ("plain", "cpu", "fp32")
+_MEASURED = 16  # windows that are read token by token
 _SIZE = "size_"
 _HELP = {"-h", "--help"}
 
@@ -122,8 +125,12 @@ def _build_from(options: argparse.Namespace, folder: Path) -> None:
     from graphgen.quantize.folder import Quantized, quantized, reports
     from graphgen.quantize.kept import keep_bits
 
-    if options.text is not None and options.quantize is None:
-        raise GraphgenError("build: --text needs --quantize; add that option")
+    if options.text is not None and options.quantize is None and options.kv is None:
+        raise GraphgenError("build: --text needs --quantize or --kv; add that option")
+    if options.kv is not None and (options.layout, options.target, options.dtype) != _OF_INT8:
+        layout, target, dtype = _OF_INT8
+        only = f"--layout {layout}, --target {target} and --dtype {dtype}"
+        raise GraphgenError(f"build: --kv {options.kv} is for {only} only; leave out other options")
     if options.full_range and options.quantize != "int8":
         raise GraphgenError("build: --full-range needs --quantize int8; add that option")
     if options.no_run and options.quantize not in ("int8", "weights8"):
@@ -170,7 +177,11 @@ def _build_from(options: argparse.Namespace, folder: Path) -> None:
         kept: dict[str, Any] = {"target": options.target, "method": found.packed}
         done = {name: Quantized(*keep_bits(model, **kept)) for name, model in best.items()}
         best = {name: one.model for name, one in done.items()}
-    read = any(one.effect and not one.effect.random for one in done.values())
+    caches = {}
+    if options.kv is not None:
+        caches = {name: _with_int8(options, found, best, name, tokens, folder) for name in [*best]}
+        best = {name: model for name, (model, _) in caches.items()}
+    read = any(one.effect and not one.effect.random for one in done.values()) or caches
     if len(tokens) and not read:
         raise GraphgenError(f"build: {found.kind} reads more than text; omit --text")
     texts = reports(done)
@@ -190,10 +201,38 @@ def _build_from(options: argparse.Namespace, folder: Path) -> None:
     for name, one in done.items():
         show(one.report.table())
         print(*one.remarks(name), sep="\n")
+    for name, (_, effect) in caches.items():
+        print(f"{name}: {effect}")
     for line in found.remarks:
         print(line)
     nodes = sum(map(count_nodes, best.values()))
     print(f"{options.output}: {found.kind}, {found.parameters:,} parameters, {nodes} nodes")
+
+
+def _with_int8(
+    options: argparse.Namespace,
+    found: "_Source",
+    models: Mapping[str, Any],
+    name: str,
+    tokens: Any,
+    folder: Path,
+) -> tuple[Any, Any]:
+    """The decoder with a cache of int8, and what that costs: on a third of the text, if given."""
+    import numpy as np
+
+    from graphgen.generation.few_bits import cache_effect, int8_cache
+    from graphgen.models.published.folder import context
+
+    if len(models) > 1:
+        parts = " and ".join(found.models)
+        raise GraphgenError(f"build --kv {options.kv}: {found.kind} has {parts}; give a decoder")
+    random, model = not len(tokens), models[name]
+    if random:
+        words = next(y.shape[-1] for y in model.graph.outputs if y.name == "logits")
+        tokens = np.random.default_rng(0).integers(0, words, (24, min(128, context(folder) or 128)))
+    third = np.arange(len(tokens)) % 3 == 0
+    made = int8_cache(model, tokens[~third], longest=context(folder))
+    return made, cache_effect(model, made, tokens[third][:_MEASURED], random=random)
 
 
 @dataclass
@@ -283,6 +322,8 @@ def add_options(add: Callable[..., Any]) -> None:
     add("--layout", default="plain", choices=("plain", "genai"), help=clients)
     integers = "for a checkpoint of floats: small integers; weights8 loses least"
     add("--quantize", choices=("int8", "int4", "weights8"), help=integers)
+    cache = "keys and values of a decoder as int8, for graphgen on the CPU: long texts"
+    add("--kv", choices=("int8",), help=cache)
     sizes = "for int4 (64; with --text 128) and weights8 (16)"
     add("--block-size", type=int, choices=(16, 32, 64, 128), help=sizes)
     full = "for int8: weights up to ±127, for processors with VNNI, AMX or dot products of Arm"
@@ -292,7 +333,7 @@ def add_options(add: Callable[..., Any]) -> None:
     verified = "with --quantize: run each layer before and after; keep in float what differs"
     add("--verify", help=verified, **FLAG)
     add("--stop-after", help="with --quantize: quantize only the first N layers of a graph", **N)
-    text = "calibrate --quantize on this text, and measure the cost on a third of it"
+    text = "calibrate --quantize and --kv on this text, and measure the cost on a third of it"
     add("--text", help=text, **FILE)
 
 

@@ -73,6 +73,14 @@ _LARGEST = ("max_abs", "max_rel", "rel_rms", "ulp")
 _ENDLESS = Error(np.inf, np.inf, np.inf, np.inf, 0.0)
 
 
+def divergence(logits: Array, others: Array) -> Array:
+    """Σ p log(p / q) along the last axis, in nats: Kullback and Leibler's, of two softmaxes."""
+    p, q = (x - x.max(axis=-1, keepdims=True) for x in map(np.float64, (logits, others)))
+    p, q = (x - np.log(np.exp(x).sum(axis=-1, keepdims=True)) for x in (p, q))
+    found: Array = (np.exp(p) * (p - q)).sum(axis=-1)
+    return found
+
+
 def _tensors(results: Iterable[Any]) -> Iterator[Array]:
     for x in results:
         yield from _tensors(x) if isinstance(x, list) else [np.asarray(x)]
