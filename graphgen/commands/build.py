@@ -227,8 +227,10 @@ def _with_int8(
         parts = " and ".join(found.models)
         raise GraphgenError(f"build --kv {options.kv}: {found.kind} has {parts}; give a decoder")
     random, model = not len(tokens), models[name]
+    words = next((y.shape[-1] for y in model.graph.outputs if y.name == "logits"), None)
+    if words is None or not any(str(x.name).startswith("past_") for x in model.graph.inputs):
+        raise GraphgenError(f"build --kv {options.kv}: {found.kind} has no cache; give a decoder")
     if random:
-        words = next(y.shape[-1] for y in model.graph.outputs if y.name == "logits")
         tokens = np.random.default_rng(0).integers(0, words, (24, min(128, context(folder) or 128)))
     third = np.arange(len(tokens)) % 3 == 0
     made = int8_cache(model, tokens[~third], longest=context(folder))

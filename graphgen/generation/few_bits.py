@@ -44,8 +44,9 @@ def int8_cache(model: ModelLike, tokens: Array, *, longest: int | None = None) -
             for name, y in zip(session.outputs, session(feed), strict=True):
                 if name.startswith(PRESENT):
                     own = name.replace(PRESENT, PAST)
-                    found = np.abs(y).max(axis=(0, 2))
-                    largest[own] = np.maximum(largest.get(own, found), found)
+                    found: Array = np.abs(y).max(axis=(0, 2))
+                    before: Array = largest.get(own, found)
+                    largest[own] = np.maximum(before, found)
     floors = {name: np.float32(1e-6) * (x.max() or 1.0) for name, x in largest.items()}
     scales = {
         name: (np.maximum(x, floors[name]) * np.float32(_ROOM / 127)).astype(np.float32)

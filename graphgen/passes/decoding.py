@@ -286,13 +286,15 @@ class _Layer:
         mask = adopt(self.padding)
         given = (self.node.inputs[0], *(join.inputs[1] for join in self.joins))
         q, k, v = (ops.merge_heads(adopt(x)) for x in given)
-        past_key, past_value = (adopt(join.inputs[0]) for join in self.joins)
-        few, of_values = dict[str, Any](), None
+        pasts = [join.inputs[0] for join in self.joins]
+        past_key, past_value = map(adopt, pasts)
+        few: dict[str, Any] = {}
+        of_values = None
         if scales is not None:
-            of_keys, of_values = (scales[str(join.inputs[0].name)] for join in self.joins)
+            of_keys, of_values = (scales[str(x and x.name)] for x in pasts)
             q = q * self._by_head(of_keys)
             k, v = k * (1 / of_keys).ravel(), v * (1 / of_values).ravel()
-            few = dict.fromkeys(("k_scale", "v_scale"), np.ones(1, np.float32))
+            few |= dict.fromkeys(("k_scale", "v_scale"), np.ones(1, np.float32))
             few |= dict.fromkeys(("k_quant_type", "v_quant_type"), "PER_TENSOR")
             few["kv_cache_bit_width"] = 8
         y = ops.group_query_attention(

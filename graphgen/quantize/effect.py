@@ -15,6 +15,7 @@ from graphgen.errors import GraphgenError, one_of
 from graphgen.export.write import export
 from graphgen.graph import ModelLike, model_in
 from graphgen.match import PassReport
+from graphgen.measure.accuracy import divergence
 from graphgen.operands import Array
 from graphgen.runtime import Session
 
@@ -100,11 +101,15 @@ class Effect:
     tokens: int  # how many predictions, or vectors, it averages
     error: float  # √(Σ (y - ŷ)² / Σ y²) of the compared output y
     random: bool = False  # whether the model read random numbers and tokens
+    divergence: float | None = None  # with perplexity: mean Σ p log(p / q) of the next token, nats
 
     def __str__(self) -> str:
         figures = (
             f"{self.measure} {self.before:.4f} before, {self.after:.4f} after, error of outputs "
         )
+        if self.divergence is not None:
+            figures += f"{self.error:.4f}, divergence {self.divergence:.2e} nats a token"
+            return f"{figures} ({self.tokens:,}{', random inputs' * self.random})"
         return f"{figures}{self.error:.4f} ({self.tokens:,}{', random inputs' * self.random})"
 
 
@@ -126,8 +131,9 @@ def effect(
     """Measure two models on the same feeds, one after the other.
 
     perplexity: exp(-Σ log p(next token) / n), from the output `logits` (B, T, V) and the input
-    `input_ids` (B, T): the default if a model has both. cosine: the mean of a · b / |a| |b| over
-    the vectors of the first output, (B, D) or (B, T, D), which is 1 before. Where `attention_mask`
+    `input_ids` (B, T), with the divergence of the second model's predictions from the first one's:
+    the default if a model has both. cosine: the mean of a · b / |a| |b| over the vectors of the
+    first output, (B, D) or (B, T, D), which is 1 before. Where `attention_mask`
     is 0, a token is padding and does not count. `random` says whether the feeds are random, and is
     passed on.
 
@@ -153,11 +159,14 @@ def effect(
                     "effect: the models differ in inputs or outputs; give two with the same ones"
                 )
             at = [[*session.outputs].index(output) for session in (one, two)]
-            sums, squares = np.zeros(3), np.zeros(2)
+            sums, squares, apart = np.zeros(3), np.zeros(2), 0.0
             for feed in batches:
                 results = [s(feed)[i] for s, i in zip((one, two), at, strict=True)]
                 score = _surprise if measure == "perplexity" else _cosine
                 sums += score(feed, *results)
+                if measure == "perplexity":
+                    counted = _predicting(feed)
+                    apart += divergence(*(x[:, :-1][counted] for x in results)).sum()
                 a, b = _counted(feed, *results)
                 squares += np.square(b - a).sum(), np.square(a).sum()
     if not sums[2]:
@@ -165,7 +174,8 @@ def effect(
     means = sums[:2] / sums[2]
     first, second = np.exp(means) if measure == "perplexity" else means
     error = float(np.sqrt(squares[0] / squares[1])) if squares[1] else float(squares[0] > 0)
-    return Effect(measure, float(first), float(second), int(sums[2]), error, random)
+    nats = float(apart / sums[2]) if measure == "perplexity" else None
+    return Effect(measure, float(first), float(second), int(sums[2]), error, random, nats)
 
 
 def feeds_of(model: Any, tokens: Array, *, rows: int = 1) -> Sequence[Mapping[str, Any]]:
@@ -204,8 +214,7 @@ def _surprise(feed: Mapping[str, Any], *logits: Array) -> tuple[float, float, in
             f"effect: logits are {logits[0].shape} for ids {ids.shape}; perplexity needs logits at "
             "each position"
         )
-    mask = np.asarray(feed.get(_MASK, np.ones_like(ids)))[..., -ids.shape[1] :] != 0
-    counted = mask[:, 1:] & mask[:, :-1]
+    counted = _predicting(feed)
     sums = []
     for array in logits:
         rows, wanted = array[:, :-1][counted].astype(np.float64), ids[:, 1:][counted]
@@ -213,6 +222,14 @@ def _surprise(feed: Mapping[str, Any], *logits: Array) -> tuple[float, float, in
         total = top + np.log(np.exp(rows - top[:, None]).sum(axis=-1))
         sums.append(float((total - rows[np.arange(len(rows)), wanted]).sum()))
     return sums[0], sums[1], int(counted.sum())
+
+
+def _predicting(feed: Mapping[str, Any]) -> Array:
+    """The tokens that predict one which is no padding, (B, T - 1)."""
+    ids = np.asarray(feed[_IDS])
+    mask = np.asarray(feed.get(_MASK, np.ones_like(ids)))[..., -ids.shape[1] :] != 0
+    found: Array = mask[:, 1:] & mask[:, :-1]
+    return found
 
 
 def _cosine(feed: Mapping[str, Any], a: Array, b: Array) -> tuple[float, float, int]:

@@ -593,6 +593,7 @@ CHOICES: dict[str, dict[str, Iterable[str | int]]] = {
         "dtype": DTYPES,
         "layout": get_args(Layout),
         "quantize": THRESHOLDS,
+        "kv": ("int8",),  # one way
         "block_size": get_args(BlockSize),
     },
     "completion": {"shell": ("bash", "zsh", "fish")},
