@@ -11,12 +11,13 @@ import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
 from graphgen.export.write import export
-from graphgen.generation.decoder import MASK, PAST, PRESENT, open_decoder
+from graphgen.generation.decoder import MASK, PAST, PRESENT, open_decoder, sized
 from graphgen.graph import ModelLike, model_in
 from graphgen.match import Miss
 from graphgen.measure.accuracy import divergence
 from graphgen.operands import Array
 from graphgen.passes.decoding import in_place, lacks
+from graphgen.plan import TensorType
 from graphgen.runtime import Session
 from graphgen.targets import target as find_target
 
@@ -62,6 +63,10 @@ def int8_cache(model: ModelLike, tokens: Array, *, longest: int | None = None) -
 
 def _feeds(session: Session, tokens: Array, longest: int) -> Iterator[dict[str, Array]]:
     """Windows without a past, each at places of its own from 0 to `longest`."""
+
+    def empty(kind: TensorType, rows: int) -> Array:
+        return np.zeros(sized(kind, rows, 0), kind.dtype)
+
     last = max(longest - tokens.shape[1], 0)
     starts = np.linspace(0, last, len(tokens)).astype(np.int64)
     for at in range(0, len(tokens), _ROWS):
@@ -71,10 +76,7 @@ def _feeds(session: Session, tokens: Array, longest: int) -> Iterator[dict[str, 
         feed = {
             n: x.astype(session.inputs[n].dtype) for n, x in known.items() if n in session.inputs
         }
-        for name, kind in session.inputs.items():
-            if name.startswith(PAST):
-                _, heads, _, size = kind.dims or (0, 0, 0, 0)
-                feed[name] = np.zeros((len(rows), heads, 0, size), kind.dtype)  # type: ignore[arg-type]
+        feed |= {n: empty(x, len(rows)) for n, x in session.inputs.items() if n.startswith(PAST)}
         yield feed
 
 
