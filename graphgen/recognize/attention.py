@@ -47,7 +47,9 @@ def _(node: ir.Node) -> Rewrite | Miss | None:
         return _flatten(node)
     if is_a(node, einsum):
         left = contraction(node) if any(weights_of(node)) else None
-        return Miss(f"the sum with V: {left.reason}") if isinstance(left, Miss) else None
+        if isinstance(left, Miss):
+            return Miss(f"the sum with V: {left.reason}")
+        return between(node) if len(node.inputs) == 2 else None
     if not is_a(node, *PRODUCTS):
         return None  # the engine asks about every reader of what would go
     missed: Miss | None = None

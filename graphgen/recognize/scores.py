@@ -21,6 +21,7 @@ from graphgen.ops.elementwise import add, logical_and, logical_not, maximum, whe
 from graphgen.ops.layout import lowest_of, numpy_dtype
 from graphgen.ops.linalg import fused_matmul, matmul
 from graphgen.ops.shapes import broadcast_partner
+from graphgen.ops.softmax import softmax
 from graphgen.recognize.axes import (
     LAYOUT,
     Dim,
@@ -33,6 +34,7 @@ from graphgen.recognize.axes import (
     unify,
 )
 from graphgen.recognize.masks import ALWAYS, CAUSAL, meaning, repeated_scalar
+from graphgen.traits import Trait, has
 from graphgen.value import Tensor, adopt, graph_value
 
 Step = tuple[ir.Node, int]
@@ -57,24 +59,24 @@ def weights_of(product: ir.Node) -> Iterator[tuple[int, ir.Node, list[Step]]]:
 def between(product: ir.Node) -> Miss | None:
     """What changes the result of a softmax on its way into a product with a computed value."""
     for value, other in zip(product.inputs, product.inputs[::-1], strict=True):
-        pending = [(value, "")] if constant(other) is None else []
+        pending: list[tuple[ir.Value | None, tuple[str, ...]]] = []
+        pending += [(value, ())] if constant(other) is None else []
         seen = set()
         while pending:
             at, changed = pending.pop()
-            node = produced_by(at, "Softmax", *_CHANGES, *LAYOUT)
-            if node in seen:
+            node = None if at is None else at.producer()
+            if node is None or node in seen:
                 continue
             seen.add(node)
-            if node is not None and node.op_type != "Softmax":
-                changed = changed if node.op_type in LAYOUT else node.op_type
+            if has(node, Trait.MOVES | Trait.BROADCASTS):
+                changed = changed if node.op_type in LAYOUT else (node.op_type, *changed)
                 pending += [(v, changed) for v in node.inputs]
-            elif node is not None and changed:
-                problem = f"{changed} changes the weights between their softmax and the product"
+            elif changed and is_a(node, softmax):
+                names = [*dict.fromkeys(changed)]
+                does = f"{', '.join(names)} {'changes' if len(names) == 1 else 'change'}"
+                problem = f"{does} the weights between their softmax and the product"
                 return Miss(f"{problem}, wanted layouts alone there")
     return None
-
-
-_CHANGES = ("Add", "Sub", "Mul", "Div", "Where", "Slice", "Split", "Gather", "Cast")
 
 
 def _guarded(choice: ir.Node) -> int | None:
