@@ -174,10 +174,14 @@ def _name_apart(model: ir.Model) -> None:
             taken.add(value.name)
 
 
+LENGTHS = "graphgen.lengths"
+"""In a graph's `meta`, the names of sizes that are 1 or more whenever it runs."""
+
+
 @uncollected
 def infer_model(model: ir.Model) -> Any:
     """Infer types and shapes of every value; return the context with shape values."""
-    context = _inferred(model, set(), set())
+    context = _inferred(model, set(), set(model.graph.meta.get(LENGTHS, ())))
     sure, lengths = (
         {n for n in names if not any(map(context.is_generated_symbol, re.findall(r"\w+", n)))}
         for names in (context.sure, context.lengths)

@@ -7,9 +7,9 @@ from typing import Any
 import onnx_ir as ir
 
 from graphgen import ops
-from graphgen.edit import infer_model, tidy
+from graphgen.edit import LENGTHS, infer_model, tidy
 from graphgen.errors import GraphgenError
-from graphgen.graph import all_values, operator_name, present_inputs
+from graphgen.graph import all_values, is_float, operator_name, present_inputs
 from graphgen.match import Engine, Miss, Outcome, Rewired, Rewrite
 from graphgen.op import find_op, read_attributes
 from graphgen.ops.attention import cached_mask
@@ -18,7 +18,7 @@ from graphgen.ops.sizes import sizes_vector
 from graphgen.passes import optimize
 from graphgen.passes.decoding import fuse_attention
 from graphgen.places import where_is
-from graphgen.recognize.decoders import Layer, Parts
+from graphgen.recognize.decoders import Layer, Parts, joined
 from graphgen.recognize.masks import causal_window
 from graphgen.recognize.places import Places, read_beside
 from graphgen.recognize.sampled import reads_sizes
@@ -60,7 +60,7 @@ def with_cache(model: ir.Model) -> WithCache | Miss:
     model without a cache gets one: keys and values of every attention are joined to a past. The
     results of a row are those of the model for its tokens alone, without padding.
     """
-    model = optimize(model).model
+    model = optimize(_as_called(model)).model
     fuse_attention(model, Engine(context=infer_model(model)))
     parts = Parts.of(model)
     if isinstance(parts, Miss):
@@ -101,6 +101,34 @@ def with_cache(model: ir.Model) -> WithCache | Miss:
     made = optimize(model, passes=("canonicalize", "clean")).model
     unknown = next((m.reason for m in masks.values() if isinstance(m, Miss)), "")
     return WithCache(made, names, len(parts.layers), dims[2] is not None, unknown)
+
+
+def _as_called(model: ir.Model) -> ir.Model:
+    """A copy with the sizes of calls: one new token or more, and a mask for those and the past.
+
+    Many files give the length of the mask a name of its own, so it could be 1 and be repeated.
+    """
+    model = model.clone()
+    infer_model(model)
+    joins = [join for value in model.graph.outputs if (join := joined(value)) is not None]
+    shapes = [None if value is None else value.shape for join in joins for value in join.inputs]
+    past, new = (None if shape is None else shape[2] for shape in [*shapes[:2], None, None][:2])
+    if not isinstance(past, ir.SymbolicDim) or not isinstance(new, ir.SymbolicDim):
+        return model
+    assert shapes[1] is not None
+    model.graph.meta[LENGTHS], total = {str(shapes[1][0]), str(new)}, past + new
+    ends = {
+        str(value.shape[1])
+        for value in model.graph.inputs
+        if value.shape is not None and len(value.shape) == 2 and not is_float(value)
+    } - {str(new), str(total)}
+    if len(ends) == 1 and (name := ends.pop()).isidentifier() and name != str(past):
+        for value in model.graph.inputs:
+            dims = [total if str(d) == name else d for d in value.shape or ()]
+            value.shape = None if value.shape is None else ir.Shape(dims)
+        for value in model.graph.outputs:
+            value.shape = None  # with that name
+    return model
 
 
 def _window(
@@ -214,10 +242,10 @@ class _Cached:
             return None
         layer, found = self.parts.layers[i], self.masks[node]
         tokens, padding = adopt(self.parts.tokens), adopt(self.padding)
+        if layer.joins and (isinstance(found, Miss) or layer.folded > 1):
+            return None  # over the past and new tokens as it is
         if not isinstance(found, Miss):
             mask: Tensor | Miss = cached_mask(padding, ops.dim(tokens, 1), window=found[1])
-        elif layer.joins:
-            return None  # over the past and new tokens as it is
         else:
             mask = _longer(layer, self.parts, padding)
         if isinstance(mask, Miss):

@@ -44,7 +44,7 @@ class Layer:
         split = len(q.shape) == 4
         heads = q.shape[1] if split else attributes["q_num_heads"]
         kv_heads = k.shape[1] if split else attributes["kv_num_heads"]
-        joins = [join for value in (k, v) if (join := joined(value)) is not None]
+        joins = [join for value in (k, v) if (join := joined(unfolded(value))) is not None]
         widths = [x.shape[-1] if x.shape is not None else None for x in (k, v)]
         known = all(isinstance(width, int) for width in widths) and len(joins) != 1
         if not known or not isinstance(heads, int) or not isinstance(kv_heads, int):
@@ -62,6 +62,18 @@ def joined(value: ir.Value | None) -> ir.Node | None:
     if past is None or not past.is_graph_input() or past.shape is None or len(past.shape) != 4:
         return None
     return node if node.attributes["axis"].as_int() in (2, -2) else None
+
+
+def unfolded(value: ir.Value) -> ir.Value:
+    """(B, H, S, D) where a value is that as (B·H, 1, S, D), as BLOOM's keys; else the value."""
+    node = produced_by(value, "Reshape")
+    x = None if node is None else node.inputs[0]
+    shapes = (value.shape, None if x is None else x.shape)
+    if x is None or any(shape is None or len(shape) != 4 for shape in shapes):
+        return value
+    folded, split = shapes
+    assert folded is not None and split is not None
+    return x if folded[1] == 1 and all(map(same_dim, folded[2:], split[2:])) else value
 
 
 @dataclass
@@ -125,7 +137,9 @@ def _fold(layers: Iterable[Layer], tokens: ir.Value) -> Miss | None:
         rows = k.shape[0] if k is not None and k.shape is not None else None
         one = rows.evaluate({batch: 1}) if isinstance(rows, ir.SymbolicDim) else None
         two = rows.evaluate({batch: 2}) if isinstance(rows, ir.SymbolicDim) else None
-        if not isinstance(one, int) or two != 2 * one or (one > 1 and layer.joins):
+        held = [join.inputs[0] for join in layer.joins]
+        known = all(x is not None and x.shape and x.shape[1] == one for x in held)
+        if not isinstance(one, int) or two != 2 * one or not (known or one == 1):
             given = f"{describe(k)} for {tokens.name}: {describe(tokens)}"
             return Miss(f"{where_is(layer.node)}: its K is {given}; wanted the same batch")
         layer.folded = one

@@ -158,11 +158,51 @@ def test_a_bias_of_places_is_computed_for_all_tokens_so_far(tmp_path: Path) -> N
     assert isinstance(decoder, Growing) and max(errors_of_words(decoder, path)) < ROUNDING
 
 
+def folded(words: Any, kept: Any, past_key: Any, past_value: Any) -> dict[str, Any]:
+    """Attention as BLOOM's exports have it: heads in the batch, and a mask of any length."""
+    table = np.random.default_rng(3).normal(size=(20, 16)).astype(np.float32)
+    x = ops.gather(table, words)
+    rows, length, seen = ops.dim(words, 0), ops.dim(words, 1), ops.dim(kept, 1)
+    q, k, v = (ops.split_heads(x @ table[i : i + 16], 2) for i in (0, 2, 4))
+    k, v = ops.concat(past_key, k, axis=2), ops.concat(past_value, v, axis=2)
+    biases = ops.cast(ops.cumsum(kept, 1) - 1, to=np.float32)
+    biases = ops.unsqueeze(biases, [1]) * np.array([[0.5], [0.125]], np.float32)
+    q, keys, values = (ops.reshape(t, [rows * 2, -1, 8]) for t in (q, k, v))
+    scores = q @ ops.swap_last(keys) * 0.35 + ops.reshape(biases, [rows * 2, 1, seen])
+    places, total = ops.arange(length) + ops.dim(past_key, 2), ops.dim(k, 2)
+    causal = ops.unsqueeze(ops.arange(total), [0]) <= ops.unsqueeze(places, [1])
+    padding = ops.unsqueeze(ops.cast(kept, to=np.bool_), [1, 2])
+    mask = ops.where(ops.logical_and(padding, causal), 0.0, np.finfo(np.float32).min)
+    weights = ops.softmax(ops.reshape(scores, [rows, 2, length, -1]) + mask)
+    y = ops.reshape(weights, [rows * 2, length, -1]) @ values
+    y = x + ops.merge_heads(ops.reshape(y, [rows, 2, length, 8]))
+    return {"scores": y @ table.T, "present_key": k, "present_value": v}
+
+
+def test_heads_in_the_batch_and_a_mask_of_any_length(tmp_path: Path) -> None:
+    """Calls make it as long as the past and the new tokens, of which there is one or more."""
+    path, like = built(tmp_path)
+    past = gg.float32["rows", 2, "past", 8]
+    tokens = {"words": gg.int64["rows", "length"], "kept": gg.int64["rows", "length + past"]}
+    gg.export(gg.build(folded, **tokens, past_key=past, past_value=past, primitives=True), path)
+    file = onnx.load(path)
+    file.graph.input[1].type.tensor_type.shape.dim[1].dim_param = "total"
+    del file.graph.value_info[:]
+    onnx.save(file, path)
+    found = decoder_like(path, like)
+    assert found.had_cache and "a mask stays as it is" in found.line()
+    assert "Softmax" not in gg.optimize(found.model).report.ops_after
+    decoder = open_decoder(found.model, threads=1, chunk=4)
+    assert isinstance(decoder, Growing) and max(errors_of_words(decoder, path)) < ROUNDING
+
+
 def errors_of_words(decoder: Any, path: Path) -> Iterator[float]:
     session = Session(path, optimize=False)
 
     def logits(row: Sequence[int]) -> Any:
-        return session(words=np.array([row]), kept=np.ones((1, len(row)), np.int64))[0][0]
+        feeds: dict[str, Any] = {"words": [row], "kept": np.ones((1, len(row)), np.int64)}
+        feeds |= {n: np.zeros((1, 2, 0, 8), np.float32) for n in session.inputs if "past" in n}
+        return session({n: np.array(x) for n, x in feeds.items()})[0][0]
 
     rows = [[3, 1, 4, 1, 5, 9], [2, 6]]
     given = decoder.start(rows, 4)
