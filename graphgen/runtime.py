@@ -301,6 +301,14 @@ class Resident:
         """Its rank."""
         return len(self.shape)
 
+    def read(self) -> Array:
+        """Return a copy of it as an array."""
+        try:
+            return np.array(self.value.numpy())
+        except Exception as error:
+            problem = f"cannot be read back: {runtime_message(error)}"
+            raise GraphgenError(f"a buffer on {self.device} {problem}") from error
+
     def write(self, array: Array) -> None:
         """Copy an array of its shape and dtype into it."""
         try:
@@ -326,12 +334,7 @@ def on_host(buffer: Buffer) -> Iterator[Array]:
     if not isinstance(buffer, Resident):
         yield buffer
         return
-    try:
-        array = np.array(buffer.value.numpy())
-    except Exception as error:
-        problem = f"cannot be read back: {runtime_message(error)}"
-        raise GraphgenError(f"a buffer on {buffer.device} {problem}") from error
-    yield array
+    yield (array := buffer.read())
     buffer.write(array)
 
 

@@ -7,7 +7,7 @@ import functools
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property
@@ -25,13 +25,16 @@ from graphgen.export.named_losses import IGNORED, LABELS
 from graphgen.export.optimizers import Setting, clip_scale
 from graphgen.export.precision import LOSS_SCALE, LossScale, check_device
 from graphgen.export.trained import BASE, parameters_of
+from graphgen.header import read_header
 from graphgen.operands import Array
+from graphgen.passes.training.accumulate import BUFFER, GRADIENT
 from graphgen.runtime import Buffer, Provider, Resident, Session, return_memory
 from graphgen.train.batches import own_part
 from graphgen.train.data import Batch, LabelKind, is_sure, weight_of
 from graphgen.train.in_place import CHUNK, InPlace
 from graphgen.train.lower import SESSION_OPTIONS, lower, returning
 from graphgen.train.nonfinite import find_not_finite
+from graphgen.train.on_device import OnDevice
 from graphgen.train.parallel import Processes
 from graphgen.train.schedule import Schedule
 from graphgen.train.state import Feeder, State
@@ -99,7 +102,8 @@ class Engine:
             averaged=ema is not None,
         )
 
-        def open_session(model: bytes) -> Session:
+        def open_session(model: bytes, without: Collection[str] = ()) -> Session:
+            outputs = [y.name for y in read_header(model)[1].graph.output if y.name not in without]
             try:
                 return Session(
                     model,
@@ -107,19 +111,29 @@ class Engine:
                     strict=strict,
                     options=SESSION_OPTIONS,
                     threads=threads,
+                    outputs=outputs if without else None,
                 )
             except GraphgenError as error:  # which knows the model as bytes
                 raise GraphgenError(f"{who}: {str(error).partition(': ')[2]}") from error
 
         weights, buffers = self.state.weights, self.state.views["g"]
-        self._placed: dict[str, Buffer] = {}  # parameters, in the device's memory
+        probe = open_session(_ANY_MODEL)
+        alone = processes.size == 1  # else gradients are summed here
+        self._there = (
+            OnDevice.of(self.state, self.optimizer, probe, open_session) if alone else None
+        )
+        there = self._there.buffers if self._there else {}
+        self._placed: dict[str, Buffer] = {**there.get("p", {})}  # in the device's memory
+        sums = {n for n in program.gradients if not n.endswith((GRADIENT, BUFFER))}
 
-        def feeder(model: bytes, bound: Mapping[str, str]) -> Feeder:
+        def feeder(model: bytes, bound: Mapping[str, str], summed: bool = False) -> Feeder:
             gradients = {n: buffers[p] for n, p in bound.items()}
-            session = open_session(model)
-            in_place = session.plan.device == "cpu"  # else each is copied, so only the last one
-            wanted = [n for n in session.outputs if in_place or n.endswith("_grad")]
-            outputs = {n: gradients[n] for n in wanted if n in gradients}
+            in_place = probe.plan.device == "cpu"  # else each is copied, so only the last one
+            session = open_session(model, set() if in_place else sums)
+            kept: Mapping[str, Buffer] = {} if summed else there.get("g", {})
+            outputs = {
+                n: kept.get(bound[n], g) for n, g in gradients.items() if n in session.outputs
+            }
             used = {n: a for n, a in (weights | gradients).items() if n in session.inputs}
             for name in used.keys() & weights.keys() - self._placed.keys():
                 self._placed[name] = session.place(weights[name])
@@ -129,9 +143,9 @@ class Engine:
 
         self.scale = LossScale.of(program.loss)
         if (dtype := program.loss.get("dtype", "fp32")) != "fp32":
-            check_device(who, dtype, open_session(_ANY_MODEL).plan.device)
+            check_device(who, dtype, probe.plan.device)
         self._feeder = feeder
-        self._train = feeder(program.training, program.gradients)
+        self._train = feeder(program.training, program.gradients, self.accumulate > 1)
         own = {"seed", "step", LOSS_SCALE, *weights, *program.gradients}
         self.inputs = {n: t for n, t in self._train.session.inputs.items() if n not in own}
         self._evaluation = program.evaluation
@@ -189,7 +203,11 @@ class Engine:
         """
         self.state.weigh(share)
         feeder = self._adding if more else self._train
+        if more:
+            self.state.pull()
         results = self._run(feeder, batch, number, site)
+        if self._there is not None and not more and self.accumulate == 1:
+            self._there.made_there("g")
         if self.statistics:
             made = dict(zip(feeder.session.outputs, results, strict=True))
             moved = {name: made[output] for name, output in self.statistics.items()}
@@ -227,7 +245,7 @@ class Engine:
             raise GraphgenError(
                 f"{self.who}: {self.directory} was written again meanwhile; open it again"
             )
-        return self._feeder(program.training, program.gradients)
+        return self._feeder(program.training, program.gradients, True)
 
     def evaluate(self, batch: Batch, number: int) -> float:
         """The loss of a batch without dropout."""
@@ -282,6 +300,7 @@ class Engine:
             undo()
             return self._one_update(group, number, rate, undo)  # with a smaller loss scale
         if not math.isfinite(norm):
+            self.state.pull()
             for i, weight in enumerate(weights):
                 if weight and (cause := self._train.blame(own[i], self._own(sites[i]))):
                     raise self.stop(f"gradient's norm is {norm:g}", number + i, cause)
@@ -305,6 +324,8 @@ class Engine:
 
     def norm(self) -> float:
         """The Euclidean norm of all gradients together; finite only if they all are."""
+        if self._there is not None and self._there.is_newer("g"):
+            return self._there.norm() / self.scale.value
         return self.state.gradient_norm() / self.scale.value
 
     def update(self, rate: float, norm: float) -> None:
@@ -320,6 +341,11 @@ class Engine:
             for setting in self.state.settings
         }
         kept = 0.0 if self.ema is None else min(self.ema, (1 + self.step) / (10 + self.step))
+        if self._there is not None:
+            if not self._there.is_newer("g"):
+                self._there.send("g")
+            self._there.update(numbers, 1.0 - kept)
+            return
 
         def update(share: Sequence[tuple[Setting, Mapping[str, Array]]]) -> None:
             spare = self._update.spare()
@@ -347,7 +373,7 @@ class Engine:
     def _swap(self, swapped: bool) -> None:
         self._swapped = swapped
         self.state.swap()
-        self.send(self.state.views["p"])
+        self._send_state()
 
     def stop(self, what: str, number: int | None, cause: str | None) -> NotFiniteError:
         """The error for a loss or gradient that is not finite, in a batch, from a cause."""
@@ -364,11 +390,18 @@ class Engine:
             if isinstance(buffer := self._placed.get(name), Resident):
                 buffer.write(array)
 
+    def _send_state(self) -> None:
+        """Copy all that `state` holds but gradients to the device."""
+        if self._there is None:
+            self.send(self.state.views["p"])
+        else:
+            self._there.send(self._there.buffers.keys() - {"g"})
+
     def restore(self, saved: Checkpoint) -> None:
         """Go on from a checkpoint."""
         self.state.restore(saved)
         self._put({n: saved.frozen[n] for n in self.statistics if n in saved.frozen})
-        self.send(self.state.views["p"])
+        self._send_state()
         self.scale.restore(saved.properties)
         self.step = 0 if saved.optimizer is None else saved.optimizer.step
 
@@ -408,6 +441,7 @@ class Engine:
             reason = str(error).split(": ", 1)[-1]
             raise GraphgenError(f"{self.who}: batch {number}: {reason}") from error
         if checked and not math.isfinite(loss := _number(results[0])):
+            self.state.pull()
             cause = feeder.blame(batch, self._own(site))
             evaluated = feeder in self._evaluators.values()
             what = "loss of the evaluation before it" if evaluated else "loss"

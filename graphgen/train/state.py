@@ -31,6 +31,7 @@ class State:
         averaged: bool = False,
     ) -> None:
         self._who, self.frozen, self._summed, self._unit = who, start.frozen, summed, 0.0
+        self.pull: Callable[[], None] = lambda: None  # what is newer elsewhere, into the buffers
         if {*names} != {*start.trainable}:
             odd = min({*names} ^ {*start.trainable})
             raise GraphgenError(
@@ -50,14 +51,26 @@ class State:
         for name, (at, end) in zip(names, pairwise(starts), strict=True):
             first, _ = self._bounds.get(settings[name], (at, end))
             self._bounds[settings[name]] = first, end
-        self.views = {
+        self._views = {
             kind: {
                 name: flat[at : at + math.prod(shape)].reshape(shape)
                 for at, (name, shape) in zip(starts, shapes.items(), strict=False)
             }
             for kind, flat in self._flat.items()
         }
-        self.weights = self.views["p"] | self.frozen
+        self._weights = self._views["p"] | self.frozen
+
+    @property
+    def views(self) -> dict[str, dict[str, Array]]:
+        """By kind and name: the parameters p, the gradients g, moments m, v and averages e."""
+        self.pull()
+        return self._views
+
+    @property
+    def weights(self) -> dict[str, Array]:
+        """The parameters, the frozen ones last."""
+        self.pull()
+        return self._weights
 
     @property
     def settings(self) -> Iterable[Setting]:
@@ -69,6 +82,7 @@ class State:
 
         Those of parameters with one setting come together, and with it.
         """
+        self.pull()
         for setting, (start, end) in self._bounds.items():
             for at in range(start, end, size):
                 piece = slice(at, min(at + size, end))
@@ -139,7 +153,7 @@ class Feeder:
         session: Session,
         weights: Mapping[str, Array],
         placed: Mapping[str, Buffer],  # the same where the session reads them
-        outputs: Mapping[str, Array],
+        outputs: Mapping[str, Buffer],
         find: Callable[[Mapping[str, Array]], str | None],
     ) -> None:
         self.session, self._weights, self._placed = session, weights, placed
@@ -163,7 +177,8 @@ class Feeder:
     def blame(self, batch: Batch, own: Mapping[str, Array]) -> str | None:
         """What is not finite first with this batch, if anything; its gradients start at 0."""
         for gradient in self._outputs.values():
-            gradient.fill(0.0)
+            if isinstance(gradient, np.ndarray):
+                gradient.fill(0.0)
         return self._find({**self._weights, **self._arrays(batch, own)})
 
     def _arrays(self, batch: Batch, own: Mapping[str, Array]) -> dict[str, Array]:

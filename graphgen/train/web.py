@@ -26,12 +26,12 @@ from graphgen.operands import Array
 from graphgen.passes.training.accumulate import GRADIENT
 from graphgen.passes.training.adapters import initializer
 from graphgen.train.lower import lower
+from graphgen.train.on_device import MOMENT, next_state
 from graphgen.value import Value
 
 STEP, UPDATE, EVAL, STATE = "step.onnx", "update.onnx", "eval.onnx", "state.safetensors"
 FILES = {STEP, UPDATE, EVAL, STATE}
-RATE, NUMBER, NEXT = "learning_rate", "update_number", "_next"
-_MOMENT = "_{}.moment"
+RATE, NUMBER = "learning_rate", "update_number"
 
 
 def write_web(artifacts: str | os.PathLike[str], out: str | os.PathLike[str]) -> Path:
@@ -62,7 +62,7 @@ def write_web(artifacts: str | os.PathLike[str], out: str | os.PathLike[str]) ->
     for number, moment in enumerate(program.optimizer.moments):
         kept = {} if old is None else (old.momentum0, old.momentum1)[number]
         for name, shape in shapes.items():
-            state[name + _MOMENT.format(moment)] = kept.get(name, np.zeros(shape, np.float32))
+            state[name + MOMENT.format(moment)] = kept.get(name, np.zeros(shape, np.float32))
     out = Path(os.path.realpath(out))
     if out.exists() and (not out.is_dir() or {p.name for p in out.iterdir()} - FILES):
         raise GraphgenError(f"web: {out} exists and holds something else; choose another place")
@@ -87,7 +87,7 @@ def read_web(state: str | os.PathLike[str], artifacts: str | os.PathLike[str], s
     start, optimizer = Checkpoint.load(path), lower(Path(artifacts)).optimizer
     found = {weight.name: weight for weight in safetensors.read_header(file)}
     parts = list[dict[str, Array]]()
-    for ending in ("", *(_MOMENT.format(moment) for moment in optimizer.moments)):
+    for ending in ("", *(MOMENT.format(moment) for moment in optimizer.moments)):
         parts.append({})
         for name, array in start.trainable.items():
             weight = found.pop(name + ending, None)
@@ -139,17 +139,10 @@ def _update(optimizer: Optimizer, shapes: Mapping[str, tuple[int, ...]]) -> ir.M
             }
             for setting in map(optimizer.setting, shapes)
         }
-        made = dict[str, Any]()
-        for name, g in gradients.items():
-            places = {"p": name, **{m: name + _MOMENT.format(m) for m in optimizer.moments}}
-            old = {kind: given[place] for kind, place in places.items()}
-            options: Any = scalars[optimizer.setting(name)]
-            for kind, new in optimizer.update(g=g, scale=scale, **old, **options).items():
-                made[places[kind] + NEXT] = new
-        return made
+        return next_state(optimizer, given, gradients, scalars, scale)
 
     specs: dict[str, Any] = {RATE: float32[()], NUMBER: int64[()]}
     for name, shape in shapes.items():
-        moments = (name + _MOMENT.format(moment) for moment in optimizer.moments)
+        moments = (name + MOMENT.format(moment) for moment in optimizer.moments)
         specs |= dict.fromkeys((name, name + GRADIENT, *moments), float32[shape])
     return build(update, **specs)

@@ -132,8 +132,9 @@ def test_twenty_steps_of_training_have_the_losses_of_the_cpu(tmp_path: Path) -> 
             history = trainer.fit(batches, steps=20, progress=False)
             losses.append([line["loss"] for line in history])
             losses[-1].append(trainer.evaluate(batches))
-        buffers = {type(buffer) for buffer in trainer._engine._placed.values()}
-        assert buffers == {np.ndarray if provider == "cpu" else Resident}
+        engine, kind = trainer._engine, np.ndarray if provider == "cpu" else Resident
+        kept = [*engine._placed.values(), *engine._train._outputs.values()]
+        assert {type(buffer) for buffer in kept} == {kind}, "gradients stay there, too"
     assert losses[0][-1] < 0.5 * losses[0][0]
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
 
@@ -146,6 +147,64 @@ def test_parameters_that_are_set_are_those_of_the_next_step(tmp_path: Path) -> N
     session = gg.TrainingSession(tmp_path / "art", provider="webgpu")
     session.copy_buffer_to_parameters(np.zeros(session.get_parameters_size(), np.float32))
     assert session(batch) == 0.0
+
+
+OPTIMIZERS = [
+    gg.AdamW(clip_norm=0.5, no_decay="bias", weight_decay=0.1),
+    gg.SGD(momentum=0.9, nesterov=True, weight_decay=0.1),
+    gg.SGD(groups=(gg.Group("bias", rate=3.0),)),
+]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=["adamw", "nesterov", "sgd"])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_the_state_that_stays_there_is_that_of_the_cpu(
+    optimizer: Any, accumulate: int, tmp_path: Path
+) -> None:
+    """Averages, clipping, decay and groups, and a run that goes on from a kept state."""
+    model = gg.build(nn.FeedForward(4, 8), x=gg.float32["batch", 4], seed=0)
+    gg.export(model, path := tmp_path / "model.onnx")
+    given: dict[str, Any] = {"loss": "mse", "optimizer": optimizer, "accumulate": accumulate}
+    gg.artifacts(path, tmp_path / "art", profile="stock", **given)
+    x = np.random.default_rng(0).standard_normal((6, 5, 4), np.float32)
+    batches = [{"x": rows, "labels": np.cos(rows)} for rows in x]
+    found = []
+    for provider in ("cpu", "webgpu"):
+        how: dict[str, Any] = {"schedule": gg.schedule.constant(0.05), "provider": provider}
+        for steps in (2, 4):
+            trainer = gg.Trainer(tmp_path / "art", ema=0.9, **how)
+            kept: dict[str, Any] = {"checkpoint": tmp_path / provider, "resume": steps > 2}
+            trainer.fit(batches, steps=steps, progress=False, **kept)
+        saved = trainer._engine.checkpoint(0.0, {})
+        assert saved.optimizer is not None and saved.optimizer.step == 4
+        moments = [saved.optimizer.momentum0, saved.optimizer.momentum1, saved.optimizer.average]
+        found.append([saved.trainable, *moments])
+        found[-1].append({"loss": np.float32(trainer.evaluate(batches))})
+    for cpu, webgpu in zip(*found, strict=True):
+        assert cpu.keys() == webgpu.keys()
+        for name, wanted in cpu.items():
+            np.testing.assert_allclose(webgpu[name], wanted, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+def test_gradients_of_batches_are_added_up_there(tmp_path: Path) -> None:
+    model = gg.build(nn.Linear(4, 2), x=gg.float32["batch", 4], seed=0)
+    gg.export(model, tmp_path / "linear.onnx")
+    gg.artifacts(tmp_path / "linear.onnx", tmp_path / "art", loss="mse", profile="stock")
+    x = np.random.default_rng(0).standard_normal((4, 3, 4), np.float32)
+    found = []
+    for provider in ("cpu", "webgpu"):
+        session = gg.TrainingSession(tmp_path / "art", provider=provider)
+        labels = np.ones((3, 2), np.float32)
+        for i, rows in enumerate(x):  # one batch, then two
+            session(rows, labels)
+            if i in (0, 2):
+                found.append(session.gradients)
+                session.optimizer_step()
+                session.lazy_reset_grad()
+        found += [session.gradients, session.parameters]
+    for cpu, webgpu in zip(found[:4], found[4:], strict=True):
+        for name, wanted in cpu.items():
+            np.testing.assert_allclose(webgpu[name], wanted, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
 def test_generation_gives_the_tokens_of_the_cpu(tmp_path: Path, capsys: Any) -> None:
