@@ -141,7 +141,7 @@ class InPlace(Decoder):
         self.chosen = np.zeros(len(rows), np.int64) if chosen is None else chosen
         longest = int(self.lengths.max())
         count, capacity = len(rows), longest + more
-        shapes = {name: _sized(t, count * beams, capacity) for name, t in self.caches.items()}
+        shapes = {name: sized(t, count * beams, capacity) for name, t in self.caches.items()}
         past = {n: np.zeros(shape, self.caches[n].dtype) for n, shape in shapes.items()}
         if longest <= self.chunk:
             logits = self._part(past, slice(0, count), *_together(rows), 0)[:, -1]
@@ -303,7 +303,7 @@ class Growing(Decoder):
 
     def _caches(self, rows: int) -> dict[str, Buffer]:
         """Room for the keys and values of that many rows, as long as they are now."""
-        new = {n: np.empty(_sized(t, rows, self.length), t.dtype) for n, t in self.caches.items()}
+        new = {n: np.empty(sized(t, rows, self.length), t.dtype) for n, t in self.caches.items()}
         return {name: self.session.place(array) for name, array in new.items()}
 
     def reorder(self, rows: Array) -> None:
@@ -369,7 +369,7 @@ class EncoderDecoder(Decoder):
         given, own = self.encode(rows, chosen), np.array(self.begin)
         own = np.broadcast_to(own, (len(rows), own.shape[1]))
         begin = {"input_ids": own, "use_cache_branch": [False]}
-        empty = {n: np.zeros(_sized(t, len(rows), 0), t.dtype) for n, t in self.caches.items()}
+        empty = {n: np.zeros(sized(t, len(rows), 0), t.dtype) for n, t in self.caches.items()}
         values = self.session({**self._fit({**given, **begin}), **empty})
         found = dict(zip(self.session.outputs, values, strict=True))
         logits = self._last(values)[:, -1]
@@ -410,7 +410,7 @@ def _together(rows: Sequence[Sequence[int]], *, left: bool = False) -> tuple[Arr
     return ids, mask
 
 
-def _sized(kind: TensorType, rows: int, length: int) -> tuple[int, ...]:
+def sized(kind: TensorType, rows: int, length: int) -> tuple[int, ...]:
     """The shape of a buffer of a cache (B, G, S, D)."""
     _, heads, _, size = kind.dims or (0, 0, 0, 0)
     if isinstance(heads, str) or isinstance(size, str):

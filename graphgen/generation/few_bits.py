@@ -11,7 +11,8 @@ import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
 from graphgen.export.write import export
-from graphgen.generation.decoder import MASK, PAST, PRESENT, open_decoder, sized
+from graphgen.generation.caches import MASK, PAST, PRESENT, sized
+from graphgen.generation.decoder import open_decoder
 from graphgen.graph import ModelLike, model_in
 from graphgen.match import Miss
 from graphgen.measure.accuracy import divergence

@@ -20,7 +20,7 @@ from graphgen.errors import GraphgenError
 from graphgen.export.folders import GENAI, MODEL, write_folder, write_genai
 from graphgen.generation import Generator, decoder as decoders
 from graphgen.generation.beams import Beams
-from graphgen.generation.caches import Growing, InPlace, _sized
+from graphgen.generation.caches import Growing, InPlace, sized
 from graphgen.generation.config import ignored
 from graphgen.generation.options import Options, read_options
 from graphgen.generation.prompts import says
@@ -774,7 +774,7 @@ def test_a_cache_without_known_heads_is_refused() -> None:
     with pytest.raises(
         gg.GraphgenError, match=r"float32\[batch, 1, 8, past\]; its second and last"
     ):
-        _sized(kind, 1, 0)
+        sized(kind, 1, 0)
 
 
 @pytest.mark.parametrize(
