@@ -45,7 +45,6 @@ from graphgen.export.trainable import Parts, Weights, choose_trainable
 from graphgen.export.trained import BASE
 from graphgen.export.write import replacing
 from graphgen.graph import ModelLike, count_operators, parameters
-from graphgen.infer import OPSET
 from graphgen.match import Engine, Pass, run_passes
 from graphgen.op import TABLE
 from graphgen.passes import Report
@@ -439,7 +438,7 @@ def _check_kernels(model: ir.Model, runtime: Target, hint: str = "") -> None:
 
 def _to_bytes(model: ir.Model, runtime: Target) -> bytes:
     stamp(model)
-    opset, newest = model.graph.opset_imports[""], min(runtime.opset, OPSET)
+    opset, newest = model.graph.opset_imports[""], runtime.opset
     ir_version = onnx.helper.find_min_ir_version_for([onnx.helper.make_opsetid("", newest)])
     if opset > newest or model.ir_version > ir_version:
         newer = [n for n in model.graph if not n.domain and not keeps_meaning(n, opset, newest)]

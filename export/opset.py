@@ -151,10 +151,10 @@ def stamp(model: ir.Model, oldest: int = OLDEST) -> None:
     """Import the lowest opset from 13 on at which no node loses its meaning, and the IR it needs.
 
     The nodes' schemas decide: attributes, arity and dtypes, also in subgraphs and functions.
-    `oldest` is the lowest to consider.
+    `oldest` is the lowest to consider. An operator that is newer than the model's opset raises it.
     """
     imports, nodes = model.graph.opset_imports, list(_standard_nodes(model))
-    present = imports.get("", OPSET)
+    present = _with_newer(imports.get("", OPSET), nodes)
     for version in range(oldest, present):
         if all(keeps_meaning(node, present, version) for node in nodes):
             present = version
@@ -170,6 +170,21 @@ def stamp(model: ir.Model, oldest: int = OLDEST) -> None:
             if new := bisect_right(_NEW_DTYPES, value.dtype or 0):
                 versions.append(8 + new)
     model.ir_version = max(versions)
+
+
+def _with_newer(present: int, nodes: Sequence[ir.Node]) -> int:
+    """The opset, or the first at which operators exist that it does not have."""
+    unknown = {node.op_type for node in nodes if _signature(node.op_type, present) is None}
+    schemas = [schema_of("", name, onnx.defs.onnx_opset_version()) for name in sorted(unknown)]
+    raised = max([present, *(schema.since_version for schema in schemas if schema is not None)])
+    for node in nodes if raised > present else ():
+        if not keeps_meaning(node, present, raised):
+            newer = ", ".join(sorted(unknown))
+            raise GraphgenError(
+                f"{newer} needs opset {raised}, at which {node.op_type} means something else: "
+                "leave one of them out"
+            )
+    return raised
 
 
 def lift(model: ir.Model, who: str) -> None:

@@ -295,6 +295,7 @@ class Op(Generic[P, R]):
 def primitive(
     name: str,
     *,
+    domain: str = "",
     outputs: int | Callable[..., int] = 1,
     traits: Trait = NONE,
     looks_up: tuple[int, tuple[int, ...]] | None = None,
@@ -304,6 +305,7 @@ def primitive(
 
     Args:
         name: Its name in ONNX.
+        domain: The runtime's own, for an operator that all targets have.
         outputs: How many it has, or a function of inputs and attributes that says so.
         traits: What passes may know about it.
         looks_up: Which operand selects the rows to take, and from which operands.
@@ -311,7 +313,7 @@ def primitive(
     """
 
     def declare(function: Callable[Given, Made]) -> Op[Given, Made]:
-        op = Op(name, "", function, composite=False, outputs=outputs)
+        op = Op(name, domain, function, composite=False, outputs=outputs)
         if ufunc is not None:
             UFUNCS[ufunc] = op
         return _declare(op, traits, looks_up)

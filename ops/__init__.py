@@ -141,7 +141,7 @@ from graphgen.ops.layout import (
     unsqueeze,
     zeros_like,
 )
-from graphgen.ops.linalg import einsum, fused_matmul, gemm, matmul, trilu
+from graphgen.ops.linalg import det, einsum, fused_matmul, gemm, inverse, matmul, trilu
 from graphgen.ops.loss import (
     binary_cross_entropy,
     cross_entropy,
@@ -172,6 +172,7 @@ from graphgen.ops.rearranging import (
 from graphgen.ops.recurrent import gru, gru_cell, lstm, lstm_cell, rnn, rnn_cell
 from graphgen.ops.reduce import (
     argmax,
+    cumprod,
     cumsum,
     reduce_l1,
     reduce_l2,
@@ -186,7 +187,8 @@ from graphgen.ops.reduce import (
     top_k,
 )
 from graphgen.ops.rotary import rotary_embedding, rotate
-from graphgen.ops.sampling import grid_sample
+from graphgen.ops.sampling import deform_conv, grid_sample, roi_align
+from graphgen.ops.scatter import tensor_scatter
 from graphgen.ops.sizes import promise_same_size
 from graphgen.ops.softmax import log_softmax, softmax
 from graphgen.ops.sparse_attention import (
@@ -250,8 +252,11 @@ __all__ = [
     "cos",
     "cosh",
     "cross_entropy",
+    "cumprod",
     "cumsum",
+    "deform_conv",
     "depth_to_space",
+    "det",
     "dft",
     "dim",
     "div",
@@ -288,6 +293,7 @@ __all__ = [
     "huber_loss",
     "identity",
     "instance_normalization",
+    "inverse",
     "is_nan",
     "layer_norm",
     "layer_normalization",
@@ -345,6 +351,7 @@ __all__ = [
     "rms_normalization",
     "rnn",
     "rnn_cell",
+    "roi_align",
     "rotary_embedding",
     "rotate",
     "round",
@@ -381,6 +388,7 @@ __all__ = [
     "swap_last",
     "tan",
     "tanh",
+    "tensor_scatter",
     "tile",
     "top_k",
     "total",

@@ -7,16 +7,18 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from onnx_shape_inference import registry
 
 from graphgen.infer import CHECKS, same_dim
 from graphgen.op import composite, infer_from_body, primitive
 from graphgen.operands import Array
-from graphgen.ops.elementwise import equal, mul
+from graphgen.ops.elementwise import equal, mul, neg
 from graphgen.ops.layout import (
     arange,
     cast_like,
     dim,
     expand,
+    numpy_dtype,
     rank,
     reshape,
     reshape_like,
@@ -245,3 +247,49 @@ def _check_matmul(node: ir.Node) -> None:
 
 
 CHECKS["MatMul"] = _check_matmul
+
+
+@primitive("Inverse", domain="com.microsoft")
+def inverse(x: Tensor) -> Tensor:
+    """X⁻¹ of each matrix, (..., M, M). A singular one gives NaN or infinities."""
+    given = _wide(x)
+    try:
+        found: Array = np.linalg.inv(given)
+    except np.linalg.LinAlgError:
+        regular = np.linalg.det(given)[..., None, None] != 0
+        found = np.linalg.inv(np.where(regular, given, np.nan))
+    return found.astype(numpy_dtype(x))
+
+
+def _wide(x: Tensor) -> Array:
+    """x in a dtype for which numpy has decompositions."""
+    array = np.asarray(x)
+    return array.astype(np.promote_types(array.dtype, np.float32))
+
+
+def _as_x(context: Any, node: ir.Node) -> None:
+    x, y = node.inputs[0], node.outputs[0]
+    assert x is not None
+    y.type, y.shape = x.type, x.shape
+
+
+registry.register("com.microsoft", "Inverse", since_version=1)(_as_x)
+
+
+@inverse.vjp
+def _(g: Tensor, y: Tensor) -> Tensor:
+    """dX = -Yᵀ G Yᵀ."""
+    turned = swap_last(y)
+    return neg(matmul(matmul(turned, g), turned))
+
+
+@primitive("Det")
+def det(x: Tensor) -> Tensor:
+    """The determinant of each matrix, (..., M, M) to (...)."""
+    return np.asarray(np.linalg.det(_wide(x)), numpy_dtype(x))
+
+
+@det.vjp
+def _(g: Tensor, y: Tensor, x: Tensor) -> Tensor:
+    """dX = g det X X⁻ᵀ (Jacobi), which is NaN where X is singular."""
+    return unsqueeze(g * y, [-2, -1]) * swap_last(inverse(x))

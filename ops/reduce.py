@@ -4,12 +4,26 @@ from typing import Any
 
 import numpy as np
 
+from graphgen.errors import GraphgenError
+from graphgen.graph import constant
 from graphgen.op import composite, primitive
 from graphgen.operands import Array
-from graphgen.ops.elementwise import abs, div, equal, exp, log, sqrt, where
+from graphgen.ops.elementwise import (
+    abs,
+    div,
+    equal,
+    exp,
+    less,
+    less_or_equal,
+    log,
+    sqrt,
+    where,
+)
 from graphgen.ops.layout import (
     _ints,
+    arange,
     cast_like,
+    dim,
     expand,
     numpy_dtype,
     rank,
@@ -20,7 +34,7 @@ from graphgen.ops.layout import (
 )
 from graphgen.record import Sizes, TensorLike
 from graphgen.traits import Trait
-from graphgen.value import Tensor
+from graphgen.value import Tensor, Value
 
 
 def _axes(x: Tensor, axes: Sizes | None, noop: int) -> tuple[int, ...]:
@@ -286,6 +300,53 @@ def cumsum(x: Tensor, axis: TensorLike, *, exclusive: int = 0, reverse: int = 0)
 def _(g: Tensor, axis: Tensor, exclusive: int, reverse: int) -> Tensor:
     """dx = the running sum of g in the other direction."""
     return cumsum(g, axis, exclusive=exclusive, reverse=1 - reverse)
+
+
+@composite("CumProd")
+def cumprod(x: Tensor, axis: TensorLike, *, exclusive: int = 0, reverse: int = 0) -> Tensor:
+    """y[i] = Π x[j] over j ≤ i along `axis`, a scalar operand; the shape of x.
+
+    `exclusive` multiplies over j < i; `reverse` goes from the end, over j ≥ i, or j > i. Without a
+    kernel, and for gradients, `axis` must be known before the run, and memory for all pairs of
+    elements along it is needed.
+    """
+    along = _place(x, axis)
+    taken = _ordered(x, along, exclusive, reverse)
+    return reduce_prod(where(taken, unsqueeze(x, [along]), 1), [along + 1], keepdims=0)
+
+
+def _place(x: Tensor, axis: TensorLike) -> int:
+    place = constant(axis.value) if isinstance(axis, Value) else np.asarray(axis)
+    if place is None:
+        raise GraphgenError("CumProd: axis must be known before the run; give a constant")
+    return int(place.item()) % rank(x)
+
+
+def _ordered(x: Tensor, along: int, strict: int, reverse: int) -> Tensor:
+    """For pairs (p, q) of places along an axis, which becomes two, whether q ≤ p; q ≥ p in reverse.
+
+    `strict` leaves out the equal ones.
+    """
+    numbers = arange(dim(x, along))
+    p, q = unsqueeze(numbers, [1]), unsqueeze(numbers, [0])
+    p, q = (q, p) if reverse else (p, q)
+    found = less(q, p) if strict else less_or_equal(q, p)
+    return unsqueeze(found, list(range(2, rank(x) - along + 1))) if rank(x) > along + 1 else found
+
+
+@cumprod.vjp
+def _(g: Tensor, x: Tensor, axis: Tensor, exclusive: int, reverse: int) -> Tensor:
+    """dx[k] = Σ g[i] times the other factors of y[i], over the products that have x[k].
+
+    A quotient y / x would be 0 / 0 at zeros: those before k are one running product, and those
+    after it are a running product of their own for each k.
+    """
+    along = _place(x, axis)
+    before = cumprod(x, axis, exclusive=1, reverse=reverse)
+    later = where(_ordered(x, along, 1, 1 - reverse), unsqueeze(x, [along]), 1)
+    after = cumprod(later, np.asarray(along + 1), exclusive=exclusive, reverse=reverse)
+    parts = where(_ordered(x, along, exclusive, 1 - reverse), after * unsqueeze(g, [along]), 0)
+    return before * reduce_sum(parts, [along + 1], keepdims=0)
 
 
 @primitive("TopK", outputs=2, traits=Trait.MOVES | Trait.SIZED)

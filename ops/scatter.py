@@ -1,15 +1,22 @@
-"""Gradients of scatters with a reduction, and of what they are made of."""
+"""Gradients of scatters with a reduction, and of what they are made of; scatters of sequences."""
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-from graphgen.ops.elementwise import equal, logical_and, where
+from graphgen.op import composite
+from graphgen.ops.elementwise import equal, logical_and, mod, where
 from graphgen.ops.layout import (
+    arange,
     cast_like,
+    dim,
+    expand,
     gather_elements,
     gather_nd,
+    rank,
+    reshape,
     scatter_elements,
     scatter_nd,
+    shape,
     zeros_like,
 )
 from graphgen.value import Tensor
@@ -71,3 +78,27 @@ def _(
         return scatter_nd(v, indices, u, reduction=how)
 
     return _through(g, y, x, updates, reduction, take, put)
+
+
+@composite("TensorScatter")
+def tensor_scatter(
+    past_cache: Tensor,
+    update: Tensor,
+    write_indices: Tensor | None = None,
+    *,
+    axis: int = -2,
+    mode: Literal["linear", "circular"] = "linear",
+) -> Tensor:
+    """`past_cache` with `update` over it along `axis`, from `write_indices`, int64 (B,), on.
+
+    Both are (B, ...), and differ in the size of `axis` only; without indices writing begins at 0.
+    "circular" goes on at the beginning after the end; with "linear", all must have a place.
+    """
+    n = rank(update)
+    along = axis % n
+    index = reshape(arange(dim(update, along)), [-1, *[1] * (n - 1 - along)])
+    if write_indices is not None:
+        index = index + reshape(write_indices, [-1, *[1] * (n - 1)])
+    if mode == "circular":
+        index = mod(index, dim(past_cache, along))
+    return scatter_elements(past_cache, expand(index, shape(update)), update, axis=along)

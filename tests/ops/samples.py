@@ -1300,3 +1300,65 @@ SAMPLES["graphgen", "SinkAttention"] = [
         of(n(2, 3, 8), n(2, 3, 8), n(2, 3, 8), q_num_heads=4, kv_num_heads=4, is_causal=1), 3
     ),
 ]
+
+ROIS = scalar([[0.4, 1.3, 6.1, 5.2], [2.2, -0.6, 4.9, 3.7], [-3.1, 0.2, 9.7, 8.8]])
+"""One inside, and others beyond the borders."""
+
+SAMPLES |= {
+    ("", "CumProd"): [
+        *(
+            of(n(3, 4, 2), 1, exclusive=exclusive, reverse=reverse)
+            for exclusive in (0, 1)
+            for reverse in (0, 1)
+        ),
+        of(scalar([[1.5, 0.0, -2.0, 0.0, 3.0], [0.5, 2.0, 0.0, 1.0, -1.0]]), -1),
+        of(n(1), 0),
+        of(i(2, -3, 5), 0, reverse=1),
+    ],
+    ("", "TensorScatter"): [
+        of(n(2, 3, 6, 2), n(2, 3, 2, 2)),
+        of(n(2, 3, 6, 2), n(2, 3, 2, 2), i(1, 4)),
+        of(n(2, 5, 3), n(2, 4, 3), i(3, 9), axis=1, mode="circular"),
+        of(n(2, 3, 4), n(2, 3, 4), i(0, 0), axis=-1),
+    ],
+    ("com.microsoft", "Inverse"): [of(n(3, 3)), of(n(2, 1, 4, 4)), of(n(1, 1)), of(n(0, 2, 2))],
+    ("", "Det"): [of(n(3, 3)), of(n(2, 1, 4, 4)), of(n(1, 1)), of(n(2, 2) * 1e3)],
+    ("", "RoiAlign"): [
+        *(
+            of(
+                n(2, 3, 5, 6),
+                ROIS,
+                i(1, 0, 1),
+                output_height=2,
+                output_width=3,
+                mode=mode,
+                sampling_ratio=ratio,
+                coordinate_transformation_mode=how,
+                spatial_scale=0.7,
+            )
+            for mode in ("avg", "max")
+            for ratio in (0, 2)
+            for how in ("half_pixel", "output_half_pixel")
+        ),
+        of(n(1, 1, 1, 1), scalar([[0.3, -0.2, 0.8, 0.4]]), i(0), sampling_ratio=1),
+        of(n(1, 2, 3, 3), scalar([[2.0, 2.0, 2.0, 2.0], [-9, -9, -7, -7]]), i(0, 0), kink=True),
+        of(n(1, 2, 3, 3), n(0, 4), i(0)[:0], sampling_ratio=2, kink=True),
+    ],
+    ("", "DeformConv"): [
+        of(n(2, 4, 5, 6), n(3, 4, 3, 2), n(2, 12, 3, 5)),
+        of(
+            n(2, 4, 5, 6),
+            n(6, 2, 2, 3),
+            n(2, 24, 3, 2),
+            n(6),
+            n(2, 12, 3, 2),
+            group=2,
+            offset_group=2,
+            pads=[1, 0, 0, 2],
+            strides=[2, 2],
+            dilations=[1, 2],
+        ),
+        of(n(1, 1, 3, 3), n(1, 1, 2, 2), n(1, 8, 2, 2) * 5, None, n(1, 4, 2, 2)),
+        of(n(1, 1, 3, 3), n(1, 1, 1, 1), n(1, 2, 3, 3) * 0, n(1), kernel_shape=[1, 1], kink=True),
+    ],
+}

@@ -1,8 +1,10 @@
 """Functions that are written in operators: stack, one_hot, softcap, selective_scan."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 from small_models import ROUNDING, relative_rms, run_plain
@@ -12,6 +14,7 @@ from graphgen import nn, ops
 from graphgen.errors import GraphgenError
 from graphgen.measure.reference import evaluate
 from graphgen.op import TABLE
+from graphgen.targets import newest_opset
 
 RNG = np.random.default_rng(20)
 
@@ -209,3 +212,41 @@ def test_a_scale_over_two_axes_is_compared_from_the_last(size: int) -> None:
 def test_arguments_that_do_not_fit_are_named(call: Any, told: str) -> None:
     with pytest.raises(GraphgenError, match=f"{told}.*test_functions.py"):
         call(np.ones((1, 2, 2, 8), np.float32))
+
+
+@pytest.mark.skipif(newest_opset() < 26, reason="the runtime has no CumProd")
+def test_an_operator_newer_than_the_opset_raises_that_of_its_file(tmp_path: Path) -> None:
+    """Where there is no kernel, as in the official runtime, its body stands there."""
+    x = np.array([[2.0, -1.0, 0.0, 3.0]], np.float32)
+    model = gg.build(lambda x: ops.cumprod(x, 1), x=gg.float32["n", 4])
+    file = onnx.load(gg.export(model, tmp_path / "m.onnx"))
+    assert file.opset_import[0].version == 26
+    for target in ("cpu", "official"):
+        best = gg.optimize(model, target=target)
+        assert ("CumProd" in best.report.ops_after) == (target == "cpu")
+        np.testing.assert_array_equal(gg.Session(best, threads=1)(x=x)[0], [[2, -2, 0, 0]])
+    with pytest.raises(GraphgenError, match="CumProd: axis must be known before the run"):
+        gg.build(ops.cumprod, x=gg.float32["n", 4], axis=gg.int64[()])
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            self.linear = nn.Linear(4, 4)
+
+        def __call__(self, x: Any) -> Any:
+            return {"logits": ops.tensor_scatter(x, ops.cumprod(self.linear(x), 2), axis=1)}
+
+    trained = gg.build(Model(), seed=0, x=gg.float32["n", 3, 4])
+    batch = {"x": np.ones((2, 3, 4), np.float32), "labels": np.array([[0, 1, 2], [3, 0, 1]])}
+    losses = []
+    for profile in ("stock", "official"):
+        gg.artifacts(trained, tmp_path / profile, profile=profile)
+        trainer = gg.Trainer(tmp_path / profile, threads=1)
+        losses.append([one["loss"] for one in trainer.fit([batch] * 3, progress=False)])
+    np.testing.assert_allclose(*losses, rtol=1e-6)
+    assert losses[0][0] > losses[0][-1]
+
+
+def test_a_singular_matrix_has_no_inverse_and_the_others_have() -> None:
+    x = np.stack([np.zeros((2, 2)), np.diag([2.0, 4.0])]).astype(np.float32)
+    y = ops.inverse(x)
+    assert not np.isfinite(y[0]).any() and np.array_equal(y[1], np.diag([0.5, 0.25]))

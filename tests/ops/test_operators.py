@@ -31,6 +31,7 @@ from graphgen.operands import Array
 from graphgen.ops.layout import numpy_dtype
 from graphgen.passes import optimize
 from graphgen.record import recording
+from graphgen.targets import newest_opset
 from graphgen.traits import NONE, TRAITS, Trait
 from graphgen.value import adopt
 
@@ -234,8 +235,14 @@ def test_every_operator_has_samples() -> None:
     assert all(SAMPLES.values())
 
 
+OPSETS = {"RoiAlign": 21, "TensorScatter": 24, "CumProd": 26}
+"""From 22 on, the kernel of the first is not found; the others came with these."""
+
+
 def has_kernel(op: Op, sample: Sample) -> bool:
-    """Not ours, nor one of the runtime's for a GPU."""
+    """Not ours, nor one of the runtime's for a GPU, nor newer than the runtime."""
+    if OPSETS.get(op.name, 0) > newest_opset():
+        return False
     return op.domain != DOMAIN and (not op.domain or bool(kernel_types(op.domain, op.name)))
 
 
@@ -243,7 +250,13 @@ def has_kernel(op: Op, sample: Sample) -> bool:
 def test_meaning_is_that_of_onnxruntime(op: Op, sample: Sample) -> None:
     if is_cut_off(op.name, [x for x in sample.inputs[1:] if x is not None]):
         pytest.skip("this processor cuts off two neighboring products of bytes at 16 bits")
-    dtype, fed, got = run_widest(lambda d: ir.to_proto(model_of(op, sample, d)), sample)
+
+    def model(dtype: Any) -> onnx.ModelProto:
+        made = ir.to_proto(model_of(op, sample, dtype))
+        made.opset_import[0].version = OPSETS.get(op.name, made.opset_import[0].version)
+        return made
+
+    dtype, fed, got = run_widest(model, sample)
     check(got, meaning(op, fed), BOUND[dtype])
 
 
