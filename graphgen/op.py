@@ -12,6 +12,7 @@ from typing import Any, Generic, Literal, get_args, get_origin
 from weakref import WeakKeyDictionary
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 from onnx_shape_inference import registry
 from typing_extensions import ParamSpec, TypeVar
@@ -380,9 +381,10 @@ def _documented(op: Op) -> str:
     parts = [inspect.cleandoc(op.function.__doc__ or "")]
     if Trait.BROADCASTS in op.traits and len(op.inputs) + op.variadic > 1:
         parts.append("Operands broadcast as in NumPy.")
-    if not op.domain and op.schema is not None:
+    schema = op.schema or schema_of(op.domain, op.name, onnx.defs.onnx_opset_version())
+    if not op.domain and schema is not None:
         page = f"https://onnx.ai/onnx/operators/onnx__{op.name}.html"
-        parts.append(f"ONNX: {op.name}, as of opset {op.schema.since_version}, {page}")
+        parts.append(f"ONNX: {op.name}, as of opset {schema.since_version}, {page}")
     elif op.domain == "com.microsoft":
         page = "https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md"
         parts.append(f"ONNX Runtime: {op}, {page}")
