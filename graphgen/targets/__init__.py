@@ -10,6 +10,7 @@ import onnx_ir as ir
 from graphgen.errors import GraphgenError, one_of
 from graphgen.infer import schema_of
 from graphgen.processor import Instructions, instructions
+from graphgen.providers import KNOWN
 from graphgen.runtime import import_runtime
 from graphgen.targets.kernels import REFUSED, Runtime, ratios_of
 from graphgen.targets.tables import (
@@ -188,8 +189,9 @@ def target(
     one_of("targets", TargetName, target=name)
     one_of("targets", Instructions | None, processor=processor)
     if name == "cpu" and runtime is None:
-        installed, kernels = import_runtime().__version__, registered("CPUExecutionProvider")
-        return Target(name, installed, newest_opset(), kernels, processor)
+        ort = import_runtime()
+        kernels = registered("CPUExecutionProvider") if _lists_kernels(ort) else _nearest(ort)
+        return Target(name, ort.__version__, newest_opset(), kernels, processor)
     table = committed("cpu" if name == "official" else name)
     known = {minor(v): v for v in table["runtimes"]}
     if name == "official":
@@ -204,6 +206,18 @@ def target(
     opset, kernels = table["runtimes"][version], kernels_of(table, version)
     elsewhere = kernels_of(committed("cpu"), version) if name == "webgpu" else Kernels()
     return Target(name, version, opset, kernels, processor, elsewhere)
+
+
+def _lists_kernels(ort: Any) -> bool:
+    """Whether the installed runtime lists its kernels: builds for OpenVINO crash the process."""
+    return KNOWN["openvino"].ep_name not in ort.get_available_providers()
+
+
+def _nearest(ort: Any) -> Kernels:
+    """The CPU's kernels of the newest committed version up to the installed one, or the oldest."""
+    table = committed("cpu")
+    older = [v for v in table["runtimes"] if minor(v) <= minor(ort.__version__)]
+    return kernels_of(table, max(older or [min(table["runtimes"], key=minor)], key=minor))
 
 
 def _state() -> Any:

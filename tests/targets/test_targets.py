@@ -5,6 +5,7 @@ import os
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import pytest
 from small_models import ROUNDING, Block, block, relative_rms, run_plain, vary
 
 import graphgen as gg
-from graphgen import nn, ops
+from graphgen import nn, ops, targets
 from graphgen.edit import infer_model, to_model
 from graphgen.graph import count_operators
 from graphgen.measure.reference import evaluate
@@ -270,6 +271,22 @@ def test_webgpu_refuses_what_it_leaves_out_or_fails_on(call: str, given: str, to
     assert told in (target("webgpu").missing(node) or "") and target("cpu").runs(node)
     done = optimize(model, target="webgpu").model.graph
     assert {why for node in done if (why := target("webgpu").missing(node))} == set()
+
+
+@pytest.mark.parametrize("version", ["1.24.1", "1.99.0", "1.3.0"])
+def test_builds_for_openvino_are_not_asked_for_their_kernels(
+    version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There, get_all_opkernel_def ends the process (onnxruntime-openvino 1.24.1)."""
+    build = SimpleNamespace(
+        __version__=version,
+        get_available_providers=lambda: ["OpenVINOExecutionProvider", "CPUExecutionProvider"],
+    )
+    monkeypatch.setattr(targets, "import_runtime", lambda: build)
+    monkeypatch.setattr(targets, "registered", lambda provider: pytest.fail("it was asked"))
+    found = targets.target.__wrapped__("cpu")
+    newest = {"1.24.1": "1.24", "1.99.0": "1.32", "1.3.0": "1.19"}[version]
+    assert found.runtime == version and found.kernels == target("cpu", newest).kernels
 
 
 @pytest.mark.parametrize("shape", [(2, 6, 9, 7), (2, 9, 12)])
