@@ -202,7 +202,7 @@ def _build_from(options: argparse.Namespace, folder: Path) -> None:
         show(one.report.table())
         print(*one.remarks(name), sep="\n")
     for name, (_, effect) in caches.items():
-        print(f"{name}: {effect}")
+        print(f"{name}: int8 cache: {effect}")
     for line in found.remarks:
         print(line)
     nodes = sum(map(count_nodes, best.values()))
@@ -220,7 +220,8 @@ def _with_int8(
     """The decoder with a cache of int8, and what that costs: on a third of the text, if given."""
     import numpy as np
 
-    from graphgen.generation.few_bits import cache_effect, int8_cache
+    from graphgen.generation.few_bits import int8_cache
+    from graphgen.generation.quality import quality
     from graphgen.models.published.folder import context
 
     if len(models) > 1:
@@ -234,7 +235,7 @@ def _with_int8(
         tokens = np.random.default_rng(0).integers(0, words, (24, min(128, context(folder) or 128)))
     third = np.arange(len(tokens)) % 3 == 0
     made = int8_cache(model, tokens[~third], longest=context(folder))
-    return made, cache_effect(model, made, tokens[third][:_MEASURED], random=random)
+    return made, quality(model, made, tokens[third][:_MEASURED], random=random)
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from argparse import SUPPRESS, Namespace
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import graphgen as gg
@@ -26,11 +27,15 @@ PROVIDERS: dict[str, Any] = {"type": provider, "nargs": "+", "action": "extend",
 PROVIDERS |= {"metavar": "NAME", "help": "also count nodes, copies and errors on other providers"}
 
 EXAMPLE = """bert.onnx --dim batch=1 --dim seq=128 --html report.html
-  graphgen compare old.onnx --against new.onnx --fail-if-slower 3% --fail-if-differs 1e-5"""
+  graphgen compare old.onnx --against new.onnx --fail-if-slower 3% --fail-if-differs 1e-5
+  graphgen compare llama --against llama-int4 --text held-out.txt"""
 
 
 def run(options: Namespace) -> None:
     """Measure what each pass does, what time it saves, and what it costs."""
+    if options.text is not None:
+        _on_text(options)
+        return
     from graphgen.export.arrays import feeds
     from graphgen.laboratory.report import markdown, place
     from graphgen.passes import words_of
@@ -57,6 +62,21 @@ def run(options: Namespace) -> None:
         raise GateError("; ".join(failures))
 
 
+def _on_text(options: Namespace) -> None:
+    """Print how far two folders of decoders differ on a text."""
+    from graphgen.generation.quality import of_text
+
+    used = ("model", "against", "text", "threads", "target")
+    defaults = {action.dest: action.default for action in options.actions}
+    for name, default in defaults.items():
+        if name not in used and getattr(options, name, default) != default:
+            option = name.replace("_", "-")
+            raise GraphgenError(f"compare: --{option} has no effect with --text; leave it out")
+    if options.against is None or not all(map(Path.is_dir, (options.model, options.against))):
+        raise GraphgenError("compare: --text is for two folders of decoders: DIR --against DIR")
+    print(of_text(options.model, options.against, options.text, threads=options.threads))
+
+
 def add_options(add: Callable[..., Any]) -> None:
     """Add the options of `compare`."""
     add("model", **MODEL)
@@ -67,6 +87,8 @@ def add_options(add: Callable[..., Any]) -> None:
     add("--passes", nargs="+", default=SUPPRESS, metavar="PASS", help=passes)
     add("--with", **OWN)
     add("--against", help="compare with this file, not with what the passes make", **FILE)
+    text = "two folders of decoders on this text: perplexity, divergence, the same next tokens"
+    add("--text", help=text, **FILE)
     kinds = "rows in addition to the baseline and the whole pipeline (all; none if you name none)"
     names = ("cumulative", "leave_one_out", "only", "runtime", "other")
     add("--kinds", nargs="*", choices=names, metavar="KIND", help=kinds)

@@ -1,9 +1,8 @@
-"""Keys and values as int8: their scales, measured on tokens, and what that costs."""
+"""Keys and values as int8, with scales that are measured on tokens."""
 
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +11,8 @@ import onnx_ir as ir
 from graphgen.errors import GraphgenError
 from graphgen.export.write import export
 from graphgen.generation.caches import MASK, PAST, PRESENT, sized
-from graphgen.generation.decoder import open_decoder
 from graphgen.graph import ModelLike, model_in
 from graphgen.match import Miss
-from graphgen.measure.accuracy import divergence
 from graphgen.operands import Array
 from graphgen.passes.decoding import in_place, lacks
 from graphgen.plan import TensorType
@@ -85,39 +82,3 @@ def _feeds(session: Session, tokens: Array, longest: int) -> Iterator[dict[str, 
 def _opened(model: ir.Model) -> Iterator[Session]:
     with tempfile.TemporaryDirectory() as folder:
         yield Session(export(model, Path(folder) / "model.onnx"), provider="cpu")
-
-
-@dataclass(frozen=True)
-class CacheEffect:
-    """What a cache of few bits changes, over tokens that are read one after another."""
-
-    divergence: float  # mean Σ p log(p / q) of the next token, in nats, to the float cache
-    same: float  # share of tokens with the same most likely next one
-    tokens: int
-    random: bool = False  # whether they were random
-
-    def __str__(self) -> str:
-        return (
-            f"int8 cache: divergence {self.divergence:.2e} nats a token, the same next token in "
-            f"{self.same:.1%} ({self.tokens:,}{', random inputs' * self.random})"
-        )
-
-
-def cache_effect(
-    before: ModelLike, after: ModelLike, tokens: Array, *, random: bool = False
-) -> CacheEffect:
-    """Read windows (N, T) token by token with both caches, the first quarter at once."""
-    found, same = list[Array](), list[Array]()
-    prompt = max(tokens.shape[1] // 4, 1)
-    for at in range(0, len(tokens), _ROWS):
-        rows = tokens[at : at + _ROWS]
-        decoders = [open_decoder(model, provider="cpu") for model in (before, after)]
-        more = rows.shape[1] - prompt
-        logits = [d.start(rows[:, :prompt].tolist(), more) for d in decoders]
-        for step in range(prompt, rows.shape[1] + 1):
-            found.append(divergence(*logits))
-            same.append(logits[0].argmax(-1) == logits[1].argmax(-1))
-            if step < rows.shape[1]:
-                logits = [d.step(rows[:, step]) for d in decoders]
-    every = np.concatenate(found)
-    return CacheEffect(float(every.mean()), float(np.concatenate(same).mean()), every.size, random)

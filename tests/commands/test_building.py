@@ -1,6 +1,7 @@
 """`build DIR --quantize`: folders of small integers, and what they tell of the loss."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,30 @@ def test_a_decoder_tells_its_perplexity_before_and_after(folder: Path, capsys: A
     printed = capsys.readouterr().out
     assert "int8 for cpu" in printed and f"perplexity {measured['before']:.4f} before" in printed
     assert len(list(gg.generate(out, [[1, 2, 3]], max_new_tokens=4, eos=[]))) == 4
+
+
+def test_two_folders_are_compared_on_a_text(folder: Path, capsys: Any) -> None:
+    text, plain, few = (
+        str(folder.with_name("text.txt")),
+        folder.with_name("a"),
+        folder.with_name("b"),
+    )
+    assert main(["build", str(folder), "-o", str(plain)]) == 0
+    assert main(["build", str(folder), "-o", str(few), "--kv", "int8", "--text", text]) == 0
+    told = capsys.readouterr().out
+    assert "int8 cache: perplexity" in told and "random" not in told
+    assert main(["compare", str(plain), "--against", str(few), "--text", text]) == 0
+    before, after = re.findall(r"[\d.]+(?= before| after)", told := capsys.readouterr().out)
+    assert float(before) != float(after) == pytest.approx(float(before), rel=0.01)
+    assert "divergence" in told and "the same next token in" in told
+    for more, problem in (
+        ([], "--text is for two folders of decoders"),
+        (["--against", text], "--text is for two folders of decoders"),
+        (["--against", str(few), "--markdown"], "--markdown has no effect with --text"),
+        (["--against", str(folder)], "has no model.onnx"),
+    ):
+        assert main(["compare", str(plain), "--text", text, *more]) == 2
+        assert problem in capsys.readouterr().err
 
 
 def test_both_files_of_an_encoder_decoder_are_of_integers(tmp_path: Path) -> None:

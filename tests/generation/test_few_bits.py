@@ -12,9 +12,11 @@ import graphgen as gg
 from graphgen.commands import main
 from graphgen.export.write import to_bytes
 from graphgen.generation.decoder import open_decoder
-from graphgen.generation.few_bits import cache_effect, int8_cache
+from graphgen.generation.few_bits import int8_cache
+from graphgen.generation.quality import quality
 from graphgen.measure.reference import evaluate
 from graphgen.models.published import from_folder
+from graphgen.quantize.effect import feeds_of
 from graphgen.runtime import QUIET, Session
 from graphgen.safetensors import read_header
 
@@ -81,8 +83,7 @@ def test_scales_hold_for_places_that_no_window_reaches(tmp_path: Path) -> None:
     model = gg.optimize(from_folder(tmp_path).model).model
     text = np.random.default_rng(4).integers(0, 200, (2, 160))
     near, far = (
-        cache_effect(model, int8_cache(model, TOKENS, longest=n), text).divergence
-        for n in (24, 160)
+        quality(model, int8_cache(model, TOKENS, longest=n), text).divergence for n in (24, 160)
     )
     assert far < 0.3 * near
 
@@ -92,14 +93,21 @@ def test_a_folder_with_int8_is_built_and_generates(
 ) -> None:
     out = tmp_path / "out"
     assert main(["build", str(folder), "-o", str(out), "--kv", "int8"]) == 0
-    assert "int8 cache: divergence" in capsys.readouterr().out
+    assert "int8 cache: perplexity" in capsys.readouterr().out
     written = gg.load(out / "onnx" / "model.onnx")
     pasts = [v for v in written.graph.inputs if str(v.name).startswith("past")]
     assert {v.dtype for v in pasts} == {ir.DataType.INT8}
     assert len(list(gg.generate(out, [[5, 6, 7]], max_new_tokens=3))) == 3
-    effect = cache_effect(decoder, written, TOKENS)
+    effect = quality(decoder, written, TOKENS)
     assert 0 < effect.divergence < 0.01 and effect.same > 0.8
-    assert cache_effect(decoder, decoder, TOKENS).divergence < 1e-12
+    session = Session(to_bytes(decoder), options=QUIET)
+    [feed] = feeds_of(decoder, TOKENS, rows=len(TOKENS))
+    logits = session(feed)[0][:, 5:-1].astype(np.float64)  # the first 6 tokens are read at once
+    p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    wanted = np.exp(-np.log(np.take_along_axis(p, TOKENS[:, 6:, None], 2)).mean())
+    assert effect.before == pytest.approx(wanted, rel=1e-4)
+    assert effect.after != effect.before == pytest.approx(effect.after, rel=0.02)
+    assert quality(decoder, decoder, TOKENS).divergence < 1e-12
     for more in (["--layout", "genai"], ["--dtype", "fp16"], ["--target", "cuda"]):
         assert main(["build", str(folder), "-o", str(tmp_path / "no"), "--kv", "int8", *more]) == 2
         assert "--kv int8 is for --layout plain" in capsys.readouterr().err

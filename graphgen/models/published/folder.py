@@ -169,7 +169,7 @@ def _parts(written: Any) -> Iterator[dict[str, Any]]:
             yield part
 
 
-def windows(folder: Path, text: Path | None) -> Array:
+def windows(folder: Path, text: Path | None, who: str = "build") -> Array:
     """The tokens of a text, in windows (N, T); no windows if `text` is None.
 
     Raises GraphgenError for a file that is not text or is too short, or a folder without tokenizer.
@@ -179,15 +179,15 @@ def windows(folder: Path, text: Path | None) -> Array:
     try:
         content = regular(text).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise GraphgenError(f"build: {text} is not UTF-8: {error}; give a text file") from error
+        raise GraphgenError(f"{who}: {text} is not UTF-8: {error}; give a text file") from error
     except OSError as error:
-        raise GraphgenError(f"build: {text} cannot be read: {error.strerror}") from error
+        raise GraphgenError(f"{who}: {text} cannot be read: {error.strerror}") from error
     reader = tokenizer(folder)
     if reader is None:
-        raise GraphgenError(f"build: {folder} has no tokenizer.json, which --text needs")
-    ids = np.array(encoded("build", reader, content, special=False).ids, np.int64)
+        raise GraphgenError(f"{who}: {folder} has no tokenizer.json, which --text needs")
+    ids = np.array(encoded(who, reader, content, special=False).ids, np.int64)
     length = min(_LENGTH, context(folder) or _LENGTH)
     if len(ids) < 2 * length:
-        raise GraphgenError(f"build: {text} has {len(ids)} tokens; give {2 * length} or more")
+        raise GraphgenError(f"{who}: {text} has {len(ids)} tokens; give {2 * length} or more")
     count = min(len(ids) // length, _WINDOWS)
     return ids[: count * length].reshape(count, length)
