@@ -120,7 +120,10 @@ def _(g: Tensor, x: Tensor, scale: Tensor, axis: int, epsilon: float) -> tuple[T
     return cast_like(dx, x), g * cast_like(normal, x)
 
 
-@composite("BatchNormalization")
+@composite(
+    "BatchNormalization",
+    outputs=lambda inputs, attributes: 3 if attributes["training_mode"] else 1,
+)
 def batch_normalization(
     x: Tensor,
     scale: Tensor,
@@ -134,16 +137,38 @@ def batch_normalization(
 ) -> Tensor:
     """(x - mean) / √(variance + ε) · scale + bias, each (C,), of x (N, C, ...) (arXiv 1502.03167).
 
-    The given statistics are used, not those of the batch. Raises GraphgenError for training_mode=1,
-    which would need those.
+    The given statistics are used, or with training_mode=1 those of x, over all axes but C; the node
+    then has two further outputs, statistics · momentum + those of x · (1 - momentum). The variance
+    is that of N numbers, not N / (N - 1) times as much.
     """
     if training_mode:
-        raise GraphgenError(
-            "BatchNormalization: training_mode is 1, and the statistics of a batch have no meaning "
-            "here: export the model in evaluation mode"
-        )
+        mean, variance = batch_statistics(x)
     factor = scale / sqrt(variance + epsilon)
     return (x - _of_channels(mean, x)) * _of_channels(factor, x) + _of_channels(bias, x)
+
+
+def batch_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance of each channel, (C,), of x, (N, C, ...)."""
+    axes = [axis for axis in range(rank(x)) if axis != 1]
+    mean = reduce_mean(x, axes, keepdims=0)
+    d = x - _of_channels(mean, x)
+    return mean, reduce_mean(d * d, axes, keepdims=0)
+
+
+@batch_normalization.output(1)
+def _(x: Tensor, mean: Tensor, momentum: float, training_mode: int) -> Tensor:
+    """The running mean that the batch has moved."""
+    if not training_mode:
+        return mean
+    return mean * momentum + batch_statistics(x)[0] * (1.0 - momentum)
+
+
+@batch_normalization.output(2)
+def _(x: Tensor, variance: Tensor, momentum: float, training_mode: int) -> Tensor:
+    """The running variance that the batch has moved."""
+    if not training_mode:
+        return variance
+    return variance * momentum + batch_statistics(x)[1] * (1.0 - momentum)
 
 
 batch_normalization.fixed = dict.fromkeys(("mean", "variance"), "a running statistic")

@@ -1362,3 +1362,9 @@ SAMPLES |= {
         of(n(1, 1, 3, 3), n(1, 1, 1, 1), n(1, 2, 3, 3) * 0, n(1), kernel_shape=[1, 1], kink=True),
     ],
 }
+
+SAMPLES["", "BatchNormalization"] += [
+    of(n(4, 3, 2), n(3), n(3), n(3), away(3) ** 2, training_mode=1),
+    of(n(5, 2) + 30.0, n(2), n(2), n(2), away(2) ** 2, training_mode=1, momentum=0.3, epsilon=0.1),
+    of(n(2, 3, 2, 2, 2), n(3), n(3), n(3), away(3) ** 2, training_mode=1),
+]

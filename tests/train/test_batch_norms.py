@@ -9,9 +9,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import graphgen as gg
+from graphgen import nn, ops
 from graphgen.commands import main
 from graphgen.errors import GraphgenError
 from graphgen.export.checkpoint import Checkpoint
+from graphgen.nn.module import zeros
 from graphgen.passes.training.batch_norms import MOMENTUM, UNBIASED
 from graphgen.train.parallel import Processes
 from graphgen.train.web import write_web
@@ -80,6 +82,34 @@ def loss_of(weights: dict[str, Any], batch: dict[str, Any]) -> tuple[float, Any,
     mean, var = h.mean(0), h.var(0)
     n = (h - mean) / np.sqrt(var + EPSILON) * w["scale"] + w["bias"]
     return float(((n @ w["down"] - batch["labels"]) ** 2).mean()), mean, var
+
+
+class Declared(nn.Module):
+    """The same model, declared here."""
+
+    def __init__(self) -> None:
+        for name, array in WEIGHTS.items():
+            setattr(self, name, nn.Parameter(array.shape, initialize=zeros))
+
+    def __call__(self, x: Any) -> Any:
+        own: Any = self
+        weights = own.scale, own.bias, own.mean, own.var
+        how: dict[str, Any] = {"momentum": KEPT, "epsilon": EPSILON, "training_mode": 1}
+        n = ops.batch_normalization(ops.matmul(x, own.up), *weights, **how)
+        return {"y": ops.matmul(n, own.down)}
+
+
+def test_the_norm_of_a_declared_model_is_that_of_the_file(tmp_path: Path) -> None:
+    found = []
+    for path in (norm_file(tmp_path / "m.onnx"), tmp_path / "declared.onnx"):
+        if not path.exists():
+            gg.export(gg.build(Declared(), weights=WEIGHTS, x=gg.float32["n", 3]), path)
+        [y] = gg.Session(path, threads=1)(x=BATCHES[0]["x"])
+        trainer = made(path)
+        losses = [line["loss"] for line in trainer.fit(BATCHES, progress=False)]
+        found.append((y, losses, *(trainer.parameters[name] for name in WEIGHTS)))
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
 @pytest.mark.parametrize("noted", [False, True])

@@ -15,6 +15,7 @@ from graphgen.errors import GraphgenError
 from graphgen.graph import present_inputs, uses_outputs_beyond
 from graphgen.match import Engine, Rewrite
 from graphgen.op import is_a, read_attributes
+from graphgen.ops.norm import batch_statistics
 from graphgen.places import where_is
 from graphgen.record import recording
 from graphgen.value import Tensor, adopt
@@ -138,10 +139,8 @@ def _by_batch(node: ir.Node) -> Rewrite | None:
 def _of_batch(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Mean and variance, (C,), of x, (N, C, ...), and of how many numbers, float[]."""
     axes = [axis for axis in range(ops.rank(x)) if axis != 1]
-    mean = ops.reduce_mean(x, axes, keepdims=False)
-    d = x - _of_channels(mean, x)
     count = math.prod((ops.dim(x, axis) for axis in axes[1:]), start=ops.dim(x, axes[0]))
-    return mean, ops.reduce_mean(d * d, axes, keepdims=False), ops.cast(count, to=np.float32)
+    return *batch_statistics(x), ops.cast(count, to=np.float32)
 
 
 def _of_channels(v: Tensor, x: Tensor) -> Tensor:
