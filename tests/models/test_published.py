@@ -689,3 +689,10 @@ def test_a_window_of_layers_that_is_switched_off_is_refused(kind: str) -> None:
         causal_lm({"model_type": kind, **DECODER, **fields})
     module = causal_lm({"model_type": kind, **DECODER, **fields, "use_sliding_window": True})
     assert [layer.window for layer in module.layers] == [None, 5]
+
+
+@pytest.mark.parametrize("terms", [["p2c", "p2c"], "c2p|p2c|c2p", "", [["c2p"]], ["p2p"], 1])
+def test_scores_of_distances_are_known_and_stand_once(terms: Any) -> None:
+    fields = {"model_type": "deberta", **ENCODER, "pos_att_type": terms}
+    with pytest.raises(GraphgenError, match=r"pos_att_type is .* must be c2p, p2c or both"):
+        FAMILIES["deberta"].tasks["fill-mask"](Config(fields))

@@ -21,6 +21,9 @@ _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": ops.tanh,
 }
 
+_TERMS: list[list[str]] = [[], ["c2p"], ["p2c"], ["c2p", "p2c"]]
+"""Which scores of distances there may be, in order."""
+
 
 class Joined(nn.Module):
     """norm(x + f(convolution(first))); padding counts as zero."""
@@ -86,8 +89,10 @@ def _specification(
         config.refuse("type_vocab_size", types, "an integer of at least 0")
     terms = config.raw("pos_att_type", [])
     terms = terms.lower().replace(" ", "").split("|") if isinstance(terms, str) else terms
-    if not isinstance(terms, list) or not all(term in ("c2p", "p2c") for term in terms):
-        config.refuse("pos_att_type", terms, "a list of c2p and p2c, or these with | between")
+    if (
+        not isinstance(terms, list) or sorted(map(str, terms)) not in _TERMS
+    ):  # the scale counts them
+        config.refuse("pos_att_type", terms, "c2p, p2c or both, as a list or with | between")
     vectors = config.take("relative_attention", bool, False)
     epsilon = config.take("layer_norm_eps", float, 1e-7)
     norm = partial(nn.LayerNorm, epsilon=epsilon)
