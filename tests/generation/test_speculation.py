@@ -31,13 +31,13 @@ PERIOD = [5, 9, 2, 40, 41, 7, 33, 5, 9, 2, 40, 41, 7, 33, 5, 9, 2]
 
 
 class Always(Lookup):
-    """Guesses at every step, mostly wrong, in numbers that differ from row to row."""
+    """Guesses at most steps, mostly wrong, in numbers that differ from row to row."""
 
     def chances(self, row: int, tokens: Any, most: int) -> list[float]:
         found = super().chances(row, tokens, most)
         if not found:
             self._guess[row] = 1, [*itertools.islice(itertools.cycle(tokens), most)]
-        return [0.99] * min(most, 2 + 3 * row)
+        return [0.99] * (min(most, 2 + 3 * row) if len(tokens) % 5 else 0)
 
 
 @pytest.fixture
