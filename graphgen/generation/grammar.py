@@ -19,6 +19,8 @@ Grammar: TypeAlias = Mapping[str, Any] | re.Pattern[str] | str | Path
 _BLANKS = {"whitespace_pattern": r"[\x20\x0A\x09]{1,32}"}
 """Blanks between the parts of JSON, of which a model could otherwise write any number."""
 
+_OPTIONS = '"x-guidance"'  # of llguidance, in a schema
+
 _KINDS = {".json": "JSON schema", ".regex": "regular expression", ".lark": "Lark grammar"}
 
 
@@ -44,8 +46,9 @@ class Grammatical:
         except ValueError as error:
             raise GraphgenError(f"generate: no grammar for this tokenizer: {error}") from error
         parser = library.LLMatcher
+        blanks = {} if _OPTIONS in text else _BLANKS
         make = {
-            "JSON schema": partial(parser.grammar_from_json_schema, defaults=_BLANKS),
+            "JSON schema": partial(parser.grammar_from_json_schema, defaults=blanks),
             "regular expression": parser.grammar_from_regex,
             "Lark grammar": parser.grammar_from_lark,
         }[kind]
