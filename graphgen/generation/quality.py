@@ -58,11 +58,11 @@ def quality(
         rows = tokens[at : at + _ROWS]
         logits = [d.start(rows[:, :prompt].tolist(), length - prompt) for d in decoders]
         for step in range(prompt, length):
-            pair = [np.array(one, np.float64) for one in logits]
-            if pair[0].shape != pair[1].shape:
-                words = " and ".join(str(one.shape[-1]) for one in pair)
+            a, b = (np.array(one, np.float64) for one in logits)
+            if a.shape != b.shape:
+                words = f"{a.shape[-1]} and {b.shape[-1]}"
                 raise GraphgenError(f"compare: the decoders have {words} tokens; give two of one")
-            found.append(_scores(*pair, rows[:, step]))
+            found.append(_scores(a, b, rows[:, step]))
             logits = [d.step(rows[:, step]) for d in decoders]
     every = np.concatenate(found, axis=1)
     first, second = np.exp(every[:2].mean(axis=1))

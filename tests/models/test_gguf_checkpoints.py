@@ -21,7 +21,9 @@ import graphgen as gg
 from graphgen.commands import main
 from graphgen.errors import GraphgenError
 from graphgen.models.published import from_folder
+from graphgen.models.published.config import Config
 from graphgen.models.published.gguf import open_gguf
+from graphgen.models.published.gguf_names import config_fields, read_gguf
 from graphgen.models.published.gguf_tokenizer import tokenizer_files
 from graphgen.quantize.effect import feeds_of
 from graphgen.quantize.kept import keep_bits
@@ -309,6 +311,38 @@ def test_a_vocabulary_of_merges_stays_one(pre: str, tmp_path: Path) -> None:
     composed = made.encode("e\u0301").tokens == made.encode("é").tokens
     assert composed == (pre == "qwen2")
     assert made.decode(made.encode("abc é 12\n ab").ids) == "abc é 12\n ab"
+
+
+def test_rotary_factors_become_a_configuration_and_are_compared_with_one(tmp_path: Path) -> None:
+    few, _ = checkpoints(tmp_path, "F16", rope_theta=10000.0)
+    data = open_gguf(few / "model.gguf")
+    plain = 10000.0 ** (-np.arange(32) / 32)  # heads of 64 features
+    turns = 8192 * plain / (2 * np.pi)
+    keep = np.clip((turns - 1) / 3, 0, 1)
+    factors = (1 / (keep + (1 - keep) / 8)).astype("<f4")
+    gguf(tmp_path / "f.gguf", {}, {"rope_freqs.weight": ("F32", (32,), factors.tobytes())})
+    more = open_gguf(tmp_path / "f.gguf").tensors
+    file = data._replace(tensors={**data.tensors, **more})
+    made = config_fields(file)
+    assert made["rope_scaling"]["factor"] == 8.0 and made["vocab_size"] == 288
+    assert not made["tie_word_embeddings"] and made["model_type"] == "llama"
+    read_gguf(file, Config(made))
+    for scaling in (None, {**made["rope_scaling"], "factor": 32.0}):
+        with pytest.raises(GraphgenError, match=r"rope_freqs.weight has other factors"):
+            read_gguf(file, Config({**made, "rope_scaling": scaling}))
+    for name, value, told in (
+        ("llama.rope.scaling.type", "longrope", "is not supported; give --like DIR"),
+        ("llama.logit_scale", 2.0, "llama.logit_scale (2.0) is not supported"),
+        ("general.architecture", "gemma3", "is for 'gemma3'; supported are llama"),
+        ("llama.rope.dimension_count", 32, None),
+    ):
+        changed = file._replace(fields={**file.fields, name: value})
+        if told is None:  # as a size of heads, which the weights then contradict
+            assert config_fields(changed)["head_dim"] == 32
+            continue
+        with pytest.raises(GraphgenError) as caught:
+            config_fields(changed)
+        assert told in str(caught.value)
 
 
 def test_files_that_do_not_fit_are_refused_in_one_line(tmp_path: Path) -> None:

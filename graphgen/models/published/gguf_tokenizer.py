@@ -61,7 +61,8 @@ def _generation(file: Gguf) -> dict[str, Any]:
     """The tokens that begin and end: a turn of a chat may end with others than a text."""
     ids = {n: file.fields.get(f"{_FIELD}{n}_token_id") for n in ("bos", "eos", "eot", "eom")}
     ends = [*dict.fromkeys(i for n in ("eos", "eot", "eom") if (i := ids[n]) is not None)]
-    return {"bos_token_id": ids["bos"], "eos_token_id": ends[0] if len(ends) == 1 else ends or None}
+    found = {"bos_token_id": ids["bos"], "eos_token_id": ends[0] if len(ends) == 1 else ends}
+    return {name: value for name, value in found.items() if value not in (None, [])}
 
 
 def tokenizer_files(file: Gguf) -> dict[str, dict[str, Any]]:
