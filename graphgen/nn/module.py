@@ -77,7 +77,8 @@ class Parameter(Deferred):
             return np.asarray(self.array)
         name = tape.names[id(self)]
         if name not in tape.initializers:
-            tensor = ir.tensor(self.array, name=name)
+            plain = isinstance(self.array, np.ndarray)  # ir.tensor takes nine times as long
+            tensor = (ir.Tensor if plain else ir.tensor)(self.array, name=name)
             value = ir.Value(name=name, const_value=tensor, shape=ir.Shape(self.shape))
             value.type = ir.TensorType(tensor.dtype)
             tape.initializers[name] = value
