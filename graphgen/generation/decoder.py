@@ -64,13 +64,13 @@ def open_decoder(
     if path is not None and in_folder:
         found = _files(path)
         if {_ENCODER, _DECODER} <= {*found}:
-            files, none = [found[_ENCODER], found[_DECODER]], adapter is None and adapters is None
-            if none:
+            files, there = [found[_ENCODER], found[_DECODER]], provider == "webgpu"
+            if adapter is None and adapters is None and not there:
                 encoder = Session(files[0], options=QUIET, **how)
                 return EncoderDecoder(encoder, Session(files[1], **how))
             both = adapted([load(file) for file in files], "generate", adapter, adapters)
             sessions = [
-                session_on(graph, file, changed, **how)
+                session_on(_for_webgpu(graph) if there else graph, file, changed, **how)
                 for file, (graph, changed) in zip(files, both, strict=True)
             ]
             return EncoderDecoder(*sessions)
@@ -115,7 +115,7 @@ def open_decoder(
         placed = Miss(reason)
     if isinstance(placed, Miss):
         # Attention of onnxruntime 1.23 gives NaN for rows of padding only, as on the left here.
-        graph = optimize(graph).model if old else graph.clone()
+        graph = optimize(graph).model if old else _for_webgpu(graph) if webgpu else graph.clone()
         keep_last(graph, several=True)
         session = session_on(graph, path, **how)
         return Growing(session, chunk, placed.reason, _bound(graph, in_folder=in_folder))
@@ -137,6 +137,11 @@ def _bound(model: ir.Model, *, in_folder: bool) -> str:
             "its rotary positions turn by the last token of a call: give a folder with config.json"
         )
     return ""
+
+
+def _for_webgpu(graph: ir.Model) -> ir.Model:
+    """What a folder holds for the CPU, in operators that have kernels there."""
+    return optimize(graph, target="webgpu").model
 
 
 def _wrong_below_1_24(model: ir.Model) -> str:

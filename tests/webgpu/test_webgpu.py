@@ -277,6 +277,7 @@ def test_caches_stay_there(kind: type, tmp_path: Path, monkeypatch: pytest.Monke
         with warnings.catch_warnings(action="ignore", category=gg.GraphgenWarning):
             decoder = open_decoder(tmp_path / "out", provider=provider)
         assert type(decoder) is kind
+        assert provider == "cpu" or "Attention" not in decoder.session.plan.note
         decoder.begin = [[0]]
         logits = [decoder.start([[5, 9, 2], [7, 3, 4, 5, 6]], 4, beams=2)]
         logits.append(decoder.step(np.array([1, 2, 3, 4])).copy())

@@ -7,8 +7,11 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+import published_encoders
+import published_vision
 import pytest
 from published_decoders import DECODERS, RESULTS, checkpoint, ids, mask
+from random_checkpoints import random_checkpoint
 from small_models import relative_rms
 from test_models import feeds as feeds_of, small
 from webgpu_plugin import MARKS, OWN
@@ -66,6 +69,23 @@ def test_decoders_give_there_the_numbers_of_transformers(which: str, tmp_path: P
     [logits] = [value for value in model.graph.outputs if value.name == "logits"]
     model.graph.outputs[:] = [logits]
     check(model, {n: feeds[n] for n in names}, [kept.astype(bool)], [RESULTS[which]])
+
+
+OTHERS = {
+    **dict.fromkeys(published_encoders.ENCODERS, published_encoders),
+    **dict.fromkeys(published_vision.VISION, published_vision),
+}
+
+
+@pytest.mark.parametrize("which", OTHERS if "ALL" in os.environ else ["modernbert"])
+def test_encoders_and_models_of_images_stay_on_the_device(which: str, tmp_path: Path) -> None:
+    source = OTHERS[which]
+    model = from_folder(random_checkpoint(tmp_path / "in", source.fields(which))).model
+    names = [str(value.name) for value in model.graph.inputs]
+    given = {name: array for name, array in source.inputs(which).items() if name in names}
+    kept = given["attention_mask"].astype(bool) if source is published_encoders else slice(None)
+    wanted = evaluate(model, given)
+    check(model, given, [kept if w.ndim == 3 else slice(None) for w in wanted], wanted)
 
 
 @pytest.mark.filterwarnings("default::graphgen.GraphgenWarning")
