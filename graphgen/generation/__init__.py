@@ -128,6 +128,7 @@ class Generator:
             adapter=adapter,
             adapters=adapters,
         )
+        self.decoder.turn = longrope_length(self.folder)
         self.adapters = [*(adapters or ())]
         hears = getattr(self.decoder, "hears", None)
         self.ears = None if hears is None else Ears(self.folder, *hears)

@@ -26,6 +26,7 @@ class Decoder:
     Keys and values stay in the memory of the session's device from step to step. `note` says
     why they are copied into larger buffers at each step, or is empty; `bound` why a token's logits
     depend on the tokens that are read together with it. `user` is whoever started it last.
+    Prompts of more than `turn` tokens are read whole: their angles follow the last token of a call.
     """
 
     def __init__(self, session: Session, chunk: int = 512, note: str = "", bound: str = "") -> None:
@@ -33,12 +34,17 @@ class Decoder:
         self.caches = {name: t for name, t in session.inputs.items() if name.startswith(PAST)}
         self.past: dict[str, Buffer] = {}
         self.user: object = None
+        self.turn: int | None = None
         self._logits = list(session.outputs).index("logits")
         huge_pages()
 
     @on_screen
     def __repr__(self) -> Iterator[str]:
         yield f"{type(self).__name__} decoder: {repr(self.session).partition(chr(10))[0]}"
+
+    def _parts(self, longest: int) -> int:
+        """How many tokens of prompts, of which the longest has that many, are read at once."""
+        return longest if self.turn is not None and longest > self.turn else self.chunk
 
     @property
     def vocabulary(self) -> int | None:
@@ -140,17 +146,17 @@ class InPlace(Decoder):
         self.lengths = np.array([len(row) for row in rows])
         self.chosen = np.zeros(len(rows), np.int64) if chosen is None else chosen
         longest = int(self.lengths.max())
-        count, capacity = len(rows), longest + more
+        count, capacity, chunk = len(rows), longest + more, self._parts(longest)
         shapes = {name: sized(t, count * beams, capacity) for name, t in self.caches.items()}
         past = {n: np.zeros(shape, self.caches[n].dtype) for n, shape in shapes.items()}
-        if longest <= self.chunk:
+        if longest <= chunk:
             logits = self._part(past, slice(0, count), *_together(rows), 0)[:, -1]
         else:  # after a past, only one row can take more than one token
             parts: list[Array] = []
             for r, row in enumerate(rows):
                 last = np.empty(0)
-                for at in range(0, len(row), self.chunk):
-                    ids = np.asarray([row[at : at + self.chunk]])
+                for at in range(0, len(row), chunk):
+                    ids = np.asarray([row[at : at + chunk]])
                     ones = np.ones((1, at + ids.shape[1]))
                     last = self._part(past, slice(r, r + 1), ids, ones, at)[:, -1]
                 parts.append(last)
@@ -264,8 +270,9 @@ class Growing(Decoder):
         self.mask, self.length = mask[:, :0], 0
         self.chosen = np.zeros(len(rows), np.int64) if chosen is None else chosen
         self.past, logits = self._caches(len(rows)), np.empty(0)
-        for at in range(0, ids.shape[1], self.chunk):
-            logits = self._grow(ids[:, at : at + self.chunk], mask[:, at : at + self.chunk])[:, -1]
+        chunk = self._parts(ids.shape[1])
+        for at in range(0, ids.shape[1], chunk):
+            logits = self._grow(ids[:, at : at + chunk], mask[:, at : at + chunk])[:, -1]
         if beams > 1:
             rows_of = np.repeat(np.arange(len(rows)), beams)
             self.reorder(rows_of)

@@ -224,6 +224,17 @@ def test_guesses_change_no_token_of_a_family(which: str, tmp_path: Path, eager: 
     assert found.speculation is not None and found.speculation.checked
 
 
+def test_a_long_prompt_of_longrope_is_read_whole(tmp_path: Path) -> None:
+    """Its first tokens, read before the others, would turn as those of a short text."""
+    graph = from_folder(checkpoint(tmp_path, "phi3, longrope")).model
+    folder = write_folder(tmp_path, tmp_path / "out", {MODEL: graph})
+    prompt, other = [p % 40 for p in PERIOD], [5, 9]
+    starts = [Generator(folder, threads=1, chunk=chunk).decoder.start for chunk in (512, 4)]
+    for rows in ([prompt], [prompt, other], [other]):
+        whole, parts = (start(rows, 1) for start in starts)
+        np.testing.assert_allclose(parts, whole, rtol=0, atol=1e-5 * whole.std())
+
+
 def test_calls_do_not_mix(generator: Generator) -> None:
     """A Generator holds the rows of one call; a second one before the end is no silent mistake."""
     first, second = generator([1], max_new_tokens=5), generator([2, 3], max_new_tokens=5)
