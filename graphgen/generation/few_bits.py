@@ -16,9 +16,11 @@ from graphgen.match import Miss
 from graphgen.operands import Array
 from graphgen.passes.decoding import in_place, lacks
 from graphgen.plan import TensorType
-from graphgen.runtime import Session
+from graphgen.runtime import Session, import_runtime
 from graphgen.targets import target as find_target
+from graphgen.version import minor
 
+_NEEDED = (1, 27)
 _ROOM = 1.1  # times the largest that was seen fits into int8
 _ROWS = 8  # windows at a time
 
@@ -37,6 +39,10 @@ def int8_cache(model: ModelLike, tokens: Array, *, longest: int | None = None) -
     who = "build --kv int8"
     if not any(str(value.name).startswith(PAST) for value in model.graph.inputs):
         raise GraphgenError(f"{who}: the model has no cache; give a decoder")
+    runtime = import_runtime().__version__
+    if minor(runtime) < _NEEDED:
+        problem = f"the kernels of onnxruntime {runtime} read no such cache, 1.27 does"
+        raise GraphgenError(f"{who}: {problem}; upgrade it, or leave the option out")
     largest = dict[str, Array]()
     with _opened(model) as session:
         for feed in _feeds(session, tokens, longest or tokens.shape[1]):

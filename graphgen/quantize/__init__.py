@@ -219,10 +219,7 @@ class Quantizing:
 
     def _alone(self, site: Site) -> bool:
         """Whether rows cannot be read from the integers of a product."""
-        op = gather_block_quantized
-        kernels = self.profile.kernels.get(op.domain, {}).get(op.name, [])
-        able = any("uint8" in dtypes.get("T1", ()) for *_, dtypes in kernels)
-        whole = able and site.columns % self.size == 0
+        whole = reads_rows(self.profile) and site.columns % self.size == 0
         return site.table and self.scheme == "int4" and not whole
 
     def _treat(
@@ -325,6 +322,13 @@ def settle(layer: Layer, done: Done | None) -> None:
     if done is None or done.status != "fired":
         layer.scheme = "float"
         layer.reason = "it comes after the last that was wanted" if done is None else done.reason
+
+
+def reads_rows(profile: Target) -> bool:
+    """Whether a target reads rows of a table of blocks with four bits."""
+    op = gather_block_quantized
+    kernels = profile.kernels.get(op.domain, {}).get(op.name, [])
+    return any("uint8" in dtypes.get("T1", ()) for *_, dtypes in kernels)
 
 
 def profile_of(who: str, scheme: Scheme, name: TargetName) -> Target:

@@ -7,11 +7,19 @@ import onnx_ir as ir
 
 from graphgen.bits import KEPT, Blocks
 from graphgen.graph import ModelLike, bytes_of, model_in
-from graphgen.match import Engine, Pass, PassReport, Rewrite, run_passes
+from graphgen.match import Engine, Pass, PassReport, Refusal, Rewrite, run_passes
 from graphgen.model import readable
 from graphgen.passes.clean import clean
 from graphgen.places import where_is
-from graphgen.quantize import layout_of, named, profile_of, rules_of, settle, total_bytes
+from graphgen.quantize import (
+    layout_of,
+    named,
+    profile_of,
+    reads_rows,
+    rules_of,
+    settle,
+    total_bytes,
+)
 from graphgen.quantize.effect import Layer, Report
 from graphgen.quantize.sites import Site, product, rows, site_at
 from graphgen.quantize.spool import Spool
@@ -47,7 +55,8 @@ def keep_bits(
         done = PassReport("quantize")
         for weight, group in groups.items():
             blocks: Blocks = kept[weight][0]()
-            profile_of("keep_bits", "int4" if blocks.bits == 4 else "weights8", target)
+            profile = profile_of("keep_bits", "int4" if blocks.bits == 4 else "weights8", target)
+            able = blocks.bits == 8 or reads_rows(profile)
             arrays = layout_of(blocks, False)
             made = {
                 role: named(model.graph, f"{weight.name}_{role}", spool.keep(array))
@@ -56,8 +65,14 @@ def keep_bits(
             shape, scheme = (len(blocks.integers), blocks.columns), f"{blocks.bits} bits"
 
             def rewrite(
-                site: Site, made: Any = made, blocks: Blocks = blocks, shape: Any = shape
-            ) -> Rewrite:
+                site: Site,
+                made: Any = made,
+                blocks: Blocks = blocks,
+                shape: Any = shape,
+                able: bool = able,
+            ) -> Rewrite | Refusal:
+                if site.table and not able:
+                    return Refusal(f"{target} reads no rows of four bits")
                 y = (
                     rows(site, made, shape)
                     if site.table

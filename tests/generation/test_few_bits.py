@@ -5,11 +5,13 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+import onnxruntime as ort
 import pytest
 from random_checkpoints import GROUPED, SIZES, random_checkpoint, write_weights
 
 import graphgen as gg
 from graphgen.commands import main
+from graphgen.errors import GraphgenError
 from graphgen.export.write import to_bytes
 from graphgen.generation.decoder import open_decoder
 from graphgen.generation.few_bits import int8_cache
@@ -19,7 +21,11 @@ from graphgen.models.published import from_folder
 from graphgen.quantize.effect import feeds_of
 from graphgen.runtime import QUIET, Session
 from graphgen.safetensors import read_header
+from graphgen.version import minor
 
+pytestmark = pytest.mark.skipif(
+    minor(ort.__version__) < (1, 27), reason="the runtime reads no cache of int8 before 1.27"
+)
 TOKENS = np.random.default_rng(3).integers(0, 200, (4, 24))
 
 
@@ -70,6 +76,12 @@ def test_rows_do_not_depend_on_their_mates_nor_on_chunks(decoder: ir.Model) -> N
         both, one = (
             d.step(TOKENS[2, step : step + 1].repeat(n)) for d, n in ((together, 2), (single, 1))
         )
+
+
+def test_an_old_runtime_is_told_apart(decoder: ir.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onnxruntime.__version__", "1.26.1")
+    with pytest.raises(GraphgenError, match=r"onnxruntime 1.26.1 read no such cache.* upgrade it"):
+        int8_cache(decoder, TOKENS)
 
 
 def test_scales_hold_for_places_that_no_window_reaches(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 from random_checkpoints import GROUPED, random_checkpoint, write_weights
+from schemes import EIGHT
 from small_models import relative_rms, run_plain
 from tokenizers import Tokenizer, pre_tokenizers
 
@@ -222,10 +223,10 @@ def checkpoints(path: Path, kind: str, *, table: str = "F32", **more: Any) -> tu
     [
         ("llama", "F16", "F16", 0),
         ("llama", "Q4_0", "Q4_0", 8),
-        ("llama", "Q8_0", "F32", 7),
+        pytest.param("llama", "Q8_0", "F32", 7, marks=EIGHT),
         # These differ in names and in the order of rows; the last is tied.
         ("qwen2", "Q4_K", "Q4_K", 8),
-        ("qwen3", "Q5_K", "Q6_K", 9),
+        pytest.param("qwen3", "Q5_K", "Q6_K", 9, marks=EIGHT),
     ],
 )
 def test_a_file_means_what_its_floats_do(
@@ -247,6 +248,18 @@ def test_a_file_means_what_its_floats_do(
     [feed] = feeds_of(model, TOKENS, rows=2)
     a, b = (run_plain(m, dict(feed))[0] for m in (wanted, model))
     assert relative_rms(a, b) < (1e-3 if kind in ("Q8_0", "Q5_K") else 1e-5)
+
+
+def test_a_table_stays_in_float_where_its_rows_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few, _ = checkpoints(tmp_path, "Q4_0", table="Q4_0")
+    monkeypatch.setattr("graphgen.quantize.kept.reads_rows", lambda _: False)
+    model, report = keep_bits(gg.optimize(from_folder(few).model).model, method="gguf")
+    assert len(report.kept()) == 1 and "reads no rows of four bits" in report.kept()[0]
+    assert {node.op_type for node in model.graph} >= {"Gather", "MatMulNBits"}
+    [feed] = feeds_of(model, TOKENS, rows=2)
+    assert np.isfinite(run_plain(model, dict(feed))[0]).all()
 
 
 def test_a_file_is_built_and_generates_as_its_folder_does(tmp_path: Path, capsys: Any) -> None:
