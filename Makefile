@@ -64,8 +64,10 @@ test-genai: $(VENV)/.ready-test $(GENAI)/.ready ## onnxruntime-genai
 test-optimum: $(VENV)/.ready-test $(OPTIMUM)/.ready ## optimum-onnx, against transformers
 	GRAPHGEN_OPTIMUM_PYTHON=$(abspath $(OPTIMUM))/bin/python $(CLIENT) tests/clients/test_client_optimum.py
 
-test-javascript: $(VENV)/.ready-test $(JAVASCRIPT)/.ready ## transformers.js in Node, onnxruntime-web in Chromium
+test-javascript: $(VENV)/.ready-test $(VENV)/.ready-webgpu $(JAVASCRIPT)/.ready ## transformers.js in Node, onnxruntime-web in Chromium
 	@if test -e $(JAVASCRIPT)/.ready; then export GRAPHGEN_NODE_FOLDER=$(JAVASCRIPT); fi; \
+	    if test -e $(SWIFTSHADER); then export VK_ICD_FILENAMES=$(SWIFTSHADER) \
+	    ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER=1; fi; \
 	    $(CLIENT) tests/clients/test_client_javascript.py \
 	    tests/clients/test_training_in_javascript.py tests/laboratory/test_page_in_chromium.py
 

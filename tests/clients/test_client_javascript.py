@@ -9,6 +9,7 @@ import queue
 import shutil
 import subprocess
 import threading
+import warnings
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -20,6 +21,7 @@ import pytest
 from client_programs import check_example, told
 from random_checkpoints import CAUSAL, ENCODERS, SEQ2SEQ, random_checkpoint
 from small_models import relative_rms
+from webgpu_plugin import LACKS
 
 import graphgen as gg
 from graphgen.commands import main
@@ -190,7 +192,10 @@ def test_the_example_of_the_page(tmp_path: Path) -> None:
 @pytest.mark.skipif(not shutil.which("chromium"), reason="there is no chromium on the PATH")
 @pytest.mark.parametrize("provider", ["wasm", "webgpu"])
 def test_a_decoder_in_a_browser(provider: str, folder: Path, tmp_path: Path) -> None:
-    """A prompt padded on the left, then two calls of one token with the cache of the last."""
+    """A prompt padded on the left, then two calls of one token with the cache of the last.
+
+    Compared with the CPU and, where the plugin finds a device, with the same provider natively.
+    """
     root, built = tmp_path / "root", folder / "llama-built" / "onnx"
     shutil.copytree(built, root)
     (root / "dist").symlink_to(Path(FOLDER).resolve() / "node_modules/onnxruntime-web/dist")
@@ -202,7 +207,11 @@ def test_a_decoder_in_a_browser(provider: str, folder: Path, tmp_path: Path) -> 
         for x in session.get_inputs()
         if x.name.startswith("past")
     }
-    calls, wanted, start = [], [], 0
+    native = None
+    if provider == "webgpu" and not LACKS:
+        with warnings.catch_warnings(action="ignore", category=gg.GraphgenWarning):
+            native = gg.Session(built / "model.onnx", provider="webgpu")
+    calls, wanted, natively, start = [], [], [], 0
     for end in range(max(LENGTHS), ids.shape[1] + 1):
         given = {
             "input_ids": ids[:, start:end],
@@ -214,6 +223,9 @@ def test_a_decoder_in_a_browser(provider: str, folder: Path, tmp_path: Path) -> 
         names = [x.name for x in session.get_outputs()]
         outputs = session.run(names, {**given, **cache})
         wanted.append(dict(zip(names, outputs, strict=True)))
+        if native is not None:
+            results = native(given | cache)
+            natively.append(dict(zip(native.outputs, results, strict=True)))
         cache = {
             n.replace("present", "past_key_values"): x
             for n, x in wanted[-1].items()
@@ -227,9 +239,10 @@ def test_a_decoder_in_a_browser(provider: str, folder: Path, tmp_path: Path) -> 
     sizes = placement.get("CPUExecutionProvider", 0)
     assert provider == "wasm" or placement["WebGpuExecutionProvider"] > 5 * sizes, placement
     assert [*found[-1]] == names
-    for theirs, ours in zip(found, wanted, strict=True):
-        for name, values in theirs.items():
-            assert relative_rms(ours[name], np.reshape(values, ours[name].shape)) < 1e-5, name
+    for reference in (wanted, natively) if native is not None else (wanted,):
+        for theirs, ours in zip(found, reference, strict=True):
+            for name, values in theirs.items():
+                assert relative_rms(ours[name], np.reshape(values, ours[name].shape)) < 1e-5, name
 
 
 def in_browser(root: Path, user: Path, part: str = "") -> Any:
