@@ -134,6 +134,22 @@ def test_rows_of_one_axis_and_of_heads() -> None:
         beside(turned, adapters)
 
 
+def test_an_export_of_gpt2_has_flattened_rows() -> None:
+    path = Path(__file__).parent.parent / "fixtures" / "gpt2_torchscript_sdpa_14.onnx"
+    adapters = {
+        "a": random_adapter(path, ("attn", "h.0"), 2),
+        "b": random_adapter(path, ("mlp",), 3, seed=1, dora=True),
+    }
+    ids = np.random.default_rng(3).integers(0, 9, (3, 5))
+    session = gg.Session(beside(path, adapters), threads=1)
+    feeds = {name: ids if "ids" in name else np.ones_like(ids) for name in session.inputs}
+    found = session({**feeds, "adapter": np.array([2, 0, 1])})[0]
+    for row, one in enumerate([adapters["b"].merged(path), path, adapters["a"].merged(path)]):
+        own = {name: x[row : row + 1] for name, x in feeds.items() if name != "adapter"}
+        wanted = gg.Session(one, threads=1)(own)[0]
+        assert relative_rms(wanted[0], found[row]) < 1e-5
+
+
 @pytest.mark.parametrize("scheme", ["int8", "int4"])
 def test_a_base_in_few_bits(model: Path, scheme: Any) -> None:
     """The update is that of float32, on top of what the few bits give."""
