@@ -5,11 +5,14 @@ definition in float64, on the same rounded inputs; the runtime tells where the n
 agree with graphgen's table of kernels; and its time is compared with the same operation in eager
 torch and in torch.compile, if torch is installed. Runs are interleaved, on values that lie in the
 device's memory, and end when the device has finished. The runtime's own optimizations are off.
+At last, 20 steps of training there have to give the CPU's losses to 1e-4. The page is written after
+each operator; Ctrl-C keeps what is known.
 
     python bench/cuda.py --page docs/cuda.md
 
 It exits with 2 if the provider or its device is missing, and with 3 if an operator is wrong, fails,
-or runs elsewhere than the table of kernels says. With `--provider cpu` it runs anywhere.
+or runs elsewhere than the table of kernels says, or if training differs. With `--provider cpu` it
+runs anywhere.
 """
 
 import argparse
@@ -33,7 +36,7 @@ import onnxruntime as ort
 from fusion import first_line, in_turn, ratio_of
 
 import graphgen as gg
-from graphgen import ops
+from graphgen import nn, ops
 from graphgen.display import aligned
 from graphgen.errors import GraphgenError, GraphgenWarning
 from graphgen.laboratory.sides import check_provider
@@ -52,8 +55,9 @@ HEAD = """# CUDA
 `python bench/cuda.py --page docs/cuda.md` runs every operator that `optimize` makes on a GPU, in
 fp32, fp16 and bf16, and writes this page. It needs `onnxruntime-gpu`; with torch, it also compares
 times with eager torch and with `torch.compile`. It exits with 2 if there is no GPU, and with 3 if
-an operator is wrong, fails, or runs elsewhere than graphgen's table of kernels says. `--provider
-cpu` tries the script itself on any machine.
+an operator is wrong, fails, or runs elsewhere than graphgen's table of kernels says, or if 20 steps
+of training have other losses than on the CPU. `--provider cpu` tries the script itself on any
+machine.
 """
 UNRUN = """
 **Nobody has run it on a GPU yet.** So nothing here says that graphgen works on CUDA, or is fast
@@ -337,6 +341,35 @@ def measure(case: Case, dtype: str, rows: int, provider: str, torch: Any, second
     return row
 
 
+def measured(case: Case, dtype: str, rows: int, provider: str, torch: Any, seconds: float) -> Row:
+    """One row, also where the runtime or torch fails in a way of its own."""
+    try:
+        return measure(case, dtype, rows, provider, torch, seconds)
+    except Exception as error:
+        native = target(provider).runs
+        [node] = (n for n in model_of(case, DTYPES[dtype]).graph if find_op(n) is case.op)
+        return Row(case.name, dtype, rows, native(node), problem=first_line(error))
+
+
+def trained(provider: str) -> list[str]:
+    """What is wrong with 20 steps of training there: losses other than the CPU's, or a failure."""
+    x = np.random.default_rng(0).standard_normal((4, 4, 6, 16), np.float32)
+    batches, losses = [{"x": rows, "labels": np.sin(rows)} for rows in x], list[list[float]]()
+    with TemporaryDirectory() as folder, warnings.catch_warnings(action="ignore"):
+        model = gg.build(nn.EncoderLayer(16, num_heads=2), x=gg.float32["n", "t", 16], seed=0)
+        path, art = gg.export(model, Path(folder, "layer.onnx")), Path(folder, "artifacts")
+        gg.artifacts(path, art, loss="mse", optimizer=gg.AdamW(clip_norm=1.0), profile="stock")
+        for each in ("cpu", provider):
+            try:
+                trainer = gg.Trainer(art, schedule=gg.schedule.constant(1e-2), provider=each)
+                history = trainer.fit(batches, steps=20, progress=False)
+            except Exception as error:
+                return [f"training on {each}: {first_line(error)}"]
+            losses.append([line["loss"] for line in history])
+    error = float(np.max(np.abs(np.divide(*losses) - 1)))
+    return [] if error < 1e-4 else [f"training: losses differ by {error:.1e} from the CPU's"]
+
+
 def table(rows: Sequence[Row]) -> list[list[str]]:
     head = ["operator", "dtype", "rows", "table", "ran on", "error", "ms", "torch", "compiled"]
     cells = [head]
@@ -402,20 +435,32 @@ def main() -> int:
     torch = import_torch(args.provider)
     counts, sizes = ((3,), TINY) if args.quick else (args.rows, Sizes())
     seconds = 0.0 if args.quick else args.seconds
-    rows = [
-        measure(case, dtype, count, args.provider, torch, seconds)
+    wanted = [
+        (case, dtype, count)
         for count in counts
         for case in cases(count, sizes, torch)
         if case.name.startswith(args.only)
         for dtype in args.dtypes
     ]
-    faults = [fault for row in rows if (fault := row.fault(args.provider))]
-    told = about(args.provider, torch)
+    rows, faults, told = list[Row](), list[str](), about(args.provider, torch)
+    try:
+        for i, (case, dtype, count) in enumerate(wanted, 1):
+            print(f"{i}/{len(wanted)} {case.name} {dtype} at {count}", file=sys.stderr)
+            rows.append(measured(case, dtype, count, args.provider, torch, seconds))
+            faults = [fault for row in rows if (fault := row.fault(args.provider))]
+            if args.page:  # what is known stays, whatever happens to the device
+                args.page.write_text(page(rows, told, faults), encoding="utf-8")
+        if not args.only:
+            faults += trained(args.provider)
+    except KeyboardInterrupt:
+        faults.append(f"interrupted after {len(rows)} of {len(wanted)}")
     if args.page:
         args.page.write_text(page(rows, told, faults), encoding="utf-8")
     if args.json:
         found = [asdict(row) | {"fault": row.fault(args.provider)} for row in rows]
-        print(json.dumps({"about": told, "rows": found}, indent=2, default=_finite))
+        print(
+            json.dumps({"about": told, "rows": found, "faults": faults}, indent=2, default=_finite)
+        )
     else:
         print(told, *aligned(table(rows)), *faults, sep="\n")
     return 3 if faults else 0

@@ -105,6 +105,27 @@ def test_cuda_tries_every_operator_on_the_cpu(tmp_path: Path):
     assert "| Softmax | fp32 | 3 | native | cpu |" in page.read_text()
 
 
+def test_cuda_keeps_what_is_known_when_a_device_fails_or_somebody_stops_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.syspath_prepend(BENCH)
+    import cuda
+
+    def measure(case: Any, *args: Any) -> Any:
+        if case.name == "Relu":
+            raise KeyboardInterrupt
+        raise RuntimeError(f"the device is lost in {case.name}")
+
+    monkeypatch.setattr(cuda, "measure", measure)
+    arguments = ["--quick", "--provider", "cpu", "--dtypes", "fp32", "--page", tmp_path / "p.md"]
+    monkeypatch.setattr("sys.argv", ["cuda.py", *map(str, arguments)])
+    assert cuda.main() == 3
+    page, shown = (tmp_path / "p.md").read_text(), capsys.readouterr().out
+    for text in (page, shown):
+        assert "Softmax fp32 at 3: the table says native, and it ran on nothing" in text
+        assert "the device is lost in QuickGelu" in text and "interrupted after 8 of 21" in text
+
+
 def test_cuda_says_what_is_missing_and_its_page_that_nobody_has_run_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
