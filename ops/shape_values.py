@@ -196,7 +196,9 @@ def _sliced(size: Dim, start: Dim, end: Dim, step: Dim, found: Dim) -> Dim | Non
     if not isinstance(start, int) or not isinstance(end, int):
         if step != 1 or not _is_size(start) or not _is_size(end):
             return None
-        return dim_of(f"Max(0, Min({end}, {size}) - ({start}))")
+        far = isinstance(end, int) and end >= _FAR
+        text = f"{f'({size})' if far else f'Min({end}, {size})'} - ({start})"
+        return dim_of(text if far and _is_natural(text) else f"Max(0, {text})")
     if isinstance(size, int) and step < 0:  # a start before the first element is the first
         stop = None if end in (_FAR, 2**63 - 1) else end
         return len(range(*slice(max(start, -size), stop, step).indices(size)))

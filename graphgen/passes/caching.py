@@ -104,30 +104,36 @@ def with_cache(model: ir.Model) -> WithCache | Miss:
 
 
 def _as_called(model: ir.Model) -> ir.Model:
-    """A copy with the sizes of calls: one new token or more, and a mask for those and the past.
+    """A copy with the sizes of calls: one number of rows, one of new tokens, one of the past.
 
-    Many files give the length of the mask a name of its own, so it could be 1 and be repeated.
+    Many files give the same number several names: then one of them could be 1, and be repeated.
+    There is a row or more, and a new token or more.
     """
     model = model.clone()
     infer_model(model)
     joins = [join for value in model.graph.outputs if (join := joined(value)) is not None]
-    shapes = [None if value is None else value.shape for join in joins for value in join.inputs]
-    past, new = (None if shape is None else shape[2] for shape in [*shapes[:2], None, None][:2])
-    if not isinstance(past, ir.SymbolicDim) or not isinstance(new, ir.SymbolicDim):
+    held, new = ([x.shape for n in joins if (x := n.inputs[i]) is not None] for i in (0, 1))
+    given = [x for x in model.graph.inputs if not is_float(x) and len(x.shape or ()) == 2]
+    lengths = [x.shape[1] for x in given if x.shape is not None]
+    read = [length for x, length in zip(given, lengths, strict=True) if "mask" not in str(x.name)]
+    length = next((shape[2] for shape in new if shape and shape[2] in lengths), (*read, None)[0])
+    if not held or held[0] is None or not isinstance(length, ir.SymbolicDim):
         return model
-    assert shapes[1] is not None
-    model.graph.meta[LENGTHS], total = {str(shapes[1][0]), str(new)}, past + new
-    ends = {
-        str(value.shape[1])
-        for value in model.graph.inputs
-        if value.shape is not None and len(value.shape) == 2 and not is_float(value)
-    } - {str(new), str(total)}
-    if len(ends) == 1 and (name := ends.pop()).isidentifier() and name != str(past):
-        for value in model.graph.inputs:
-            dims = [total if str(d) == name else d for d in value.shape or ()]
-            value.shape = None if value.shape is None else ir.Shape(dims)
-        for value in model.graph.outputs:
-            value.shape = None  # with that name
+    rows, past = held[0][0], held[0][2]
+    names: dict[str, Any] = {}
+    for shape in filter(None, held):
+        names |= {str(shape[0]): rows, str(shape[2]): past}
+    for x in given:
+        assert x.shape is not None and isinstance(past, ir.SymbolicDim)
+        names[str(x.shape[0])] = rows
+        if x.shape[1] != length:
+            names[str(x.shape[1])] = length if "position" in str(x.name) else past + length
+    for x in model.graph.inputs:
+        dims = [names.get(str(d), d) if str(d).isidentifier() else d for d in x.shape or ()]
+        x.shape = None if x.shape is None else ir.Shape(dims)
+    for y in model.graph.outputs:
+        y.shape = None  # with those names
+    model.graph.meta[LENGTHS] = {str(rows), str(length)}
     return model
 
 

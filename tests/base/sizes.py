@@ -56,6 +56,13 @@ SLICES += [
         "a = Slice (x, s, f, #[0]) b = Slice (x, e, f, #[0]) c = Slice (x, s, #[3], #[0])",
     ),
     Case(
+        "float[n, 4] x, float[m] z",
+        "n=5 m=3; n=2 m=6; n=3 m=0",
+        "s = Shape (z) y = Slice (x, s, #[9223372036854775807], #[0]) e = Sub (s, #[1]) "
+        "a = Slice (x, e, #[2147483647], #[0]) t = Concat <axis = 0> (z, z, z) "
+        "b = Slice (t, s, #[9223372036854775807], #[0])",
+    ),
+    Case(
         "float[n, 4] x",
         "n=3; n=6",
         "s = Shape (x) c = Concat <axis = 0> (x, x, x) k = Gather (s, #[0]) t = Add (k, k) "

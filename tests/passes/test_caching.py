@@ -179,14 +179,15 @@ def folded(words: Any, kept: Any, past_key: Any, past_value: Any) -> dict[str, A
     return {"scores": y @ table.T, "present_key": k, "present_value": v}
 
 
-def test_heads_in_the_batch_and_a_mask_of_any_length(tmp_path: Path) -> None:
-    """Calls make it as long as the past and the new tokens, of which there is one or more."""
+def test_heads_in_the_batch_and_sizes_with_many_names(tmp_path: Path) -> None:
+    """Calls have one number of rows, one of a past, and a mask for that and the new tokens."""
     path, like = built(tmp_path)
     past = gg.float32["rows", 2, "past", 8]
     tokens = {"words": gg.int64["rows", "length"], "kept": gg.int64["rows", "length + past"]}
     gg.export(gg.build(folded, **tokens, past_key=past, past_value=past, primitives=True), path)
     file = onnx.load(path)
-    file.graph.input[1].type.tensor_type.shape.dim[1].dim_param = "total"
+    for i, axis, name in ((1, 1, "total"), (1, 0, "others"), (3, 2, "held")):
+        file.graph.input[i].type.tensor_type.shape.dim[axis].dim_param = name
     del file.graph.value_info[:]
     onnx.save(file, path)
     found = decoder_like(path, like)
