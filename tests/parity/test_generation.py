@@ -72,8 +72,16 @@ SEARCHES: dict[str, dict[str, Any]] = {
         "eos_token_id": MANY,
         "min_new_tokens": 20,
     },
+    "beams, several answers": {
+        "num_beams": 4,
+        "num_return_sequences": 3,
+        "eos_token_id": MANY,
+        "early_stopping": "never",
+    },
+    "bad words": {"bad_words_ids": [[n, m] for n in range(3, 90) for m in range(100, 130)]},
+    "beams, bad words": {"num_beams": 3, "bad_words_ids": [[50], [60, 61], *([n] for n in MANY)]},
 }
-OWN = {"num_beams": "beams", "eos_token_id": "eos"}
+OWN = {"num_beams": "beams", "eos_token_id": "eos", "bad_words_ids": "bad_words"}
 
 
 @pytest.fixture(scope="module", params=MODELS)
