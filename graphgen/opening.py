@@ -133,6 +133,11 @@ def _load_error(
     elif "external" in reason.lower():
         problem = "weights outside itself that are missing or cut short; put that data file back "
         problem += f"next to the model and load the model by its path ({reason})"
+    elif lacking := re.search(r"Failed to get a \w+ adapter.*", reason):
+        return GraphgenError(
+            f"{who}: {runtime} finds no device that it can use; its documentation names the "
+            f"drivers and variables it needs ({lacking[0]})"
+        )
     else:
         return GraphgenError(f"{who}: {runtime} does not load the model ({has}): {reason}")
     return GraphgenError(f"{who}: the file has {problem}")

@@ -225,6 +225,22 @@ def test_on_the_cpu_nothing_is_recorded() -> None:
         assert providers.RECORD not in gg.Session(data, provider=provider, strict=True).plan.config
 
 
+def test_a_device_without_an_adapter_is_not_the_fault_of_the_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(*args: Any, **kwargs: Any) -> None:
+        lines = "api.cc:3 Init status == Success was false. Failed to get a WebGPU adapter:"
+        raise RuntimeError(f"[ONNXRuntimeError] : 1 : FAIL : {lines} No supported adapters")
+
+    monkeypatch.setattr("graphgen.opening.devices_of", lambda *args: [])
+    monkeypatch.setattr(import_runtime(), "InferenceSession", fails)
+    with pytest.raises(GraphgenError) as refused:
+        gg.Session(MODEL.SerializeToString(), provider="webgpu")
+    text = str(refused.value)
+    assert "on webgpu finds no device that it can use" in text and "\n" not in text
+    assert text.endswith("(Failed to get a WebGPU adapter: No supported adapters)")
+
+
 def placed(ep_name: str, *op_types: str) -> Any:
     """A session with such nodes on a provider."""
     nodes = [SimpleNamespace(op_type=op_type, name="n") for op_type in op_types]
