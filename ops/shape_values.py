@@ -175,13 +175,15 @@ def _slice(node: ir.Node, context: ShapeInferenceContext) -> None:
     steps = unknown if steps is None else steps or [1] * count
     rows = zip(axes or range(count), starts or unknown, ends or unknown, steps, strict=True)
     dims: list[Dim] = list(x.shape)
+    last: Any = (None,)
     for axis, start, end, step in rows:
+        last = start, end, step
         size = _sliced(x.shape[axis], start, end, step, y.shape[axis])
         dims[axis] = context.new_symbolic_dim() if size is None else size
     y.shape = ir.Shape(dims)
     content = context.get_symbolic_value(x)
-    if content is not None and all(isinstance(d, int) for d in (start, end, step)):
-        context.set_symbolic_value(y, content[start:end:step])
+    if content is not None and all(isinstance(d, int) for d in last):
+        context.set_symbolic_value(y, content[slice(*last)])
 
 
 _MOST_NESTED = 2
