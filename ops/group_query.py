@@ -59,7 +59,7 @@ def group_query_attention(
     smooth_softmax: int = -1,
     k_quant_type: str = "NONE",
     v_quant_type: str = "NONE",
-    kv_cache_bit_width: int = 0,
+    kv_cache_bit_width: int | None = None,
 ) -> Tensor:
     """Causal attention on (B, T, H·D) and (B, T, G·D), a float mask added (arXiv 2305.13245).
 
@@ -72,7 +72,7 @@ def group_query_attention(
     rows of the caches, (P, R/2), at these places. Buffers of int8 hold round(x / scale), at most
     ±127 (-128 below), and the scales have one element, or are (1, G, 1, D).
     """
-    if kv_cache_bit_width not in (0, 8):
+    if kv_cache_bit_width not in (None, 0, 8):
         raise GraphgenError("GroupQueryAttention: a cache of four bits has no body")
     if position_ids is not None or smooth_softmax > 0:
         raise GraphgenError("GroupQueryAttention: positions and smooth softmax have no body")

@@ -28,7 +28,7 @@ FAMILIES = {
     "Products of matrices": "linalg experts",
     "Attention and positions": "attention group_query merged_attention sparse_attention "
     "hashed_attention rotary embedding",
-    "Shapes and indices": "layout rearranging padding sizes",
+    "Shapes and indices": "layout rearranging padding scatter sizes",
     "Convolution, pooling and Fourier transforms": "convolution sampling fourier",
     "Recurrence and control flow": "recurrent state_space control_flow",
     "Losses and dropout": "loss dropout",
