@@ -463,7 +463,7 @@ class Classifier(nn.Module):
 def test_a_head_that_is_trained_beside_goes_with_the_adapter(tmp_path: Path, capsys: Any) -> None:
     """As PEFT's modules_to_save, [out, in]; a file of the runtime has no place for it."""
     path = tmp_path / "model.onnx"
-    gg.export(gg.build(Classifier(), x=gg.float32["batch", 2, 8], seed=0), path)
+    gg.export(gg.optimize(gg.build(Classifier(), x=gg.float32["batch", 2, 8], seed=0)), path)
     gg.artifacts(path, tmp_path / "art", lora="query:2", trainable="head")
     trainer = gg.Trainer(tmp_path / "art", threads=1)
     x = RNG.standard_normal((4, 2, 8), np.float32)
