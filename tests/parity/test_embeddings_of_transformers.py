@@ -129,8 +129,9 @@ def test_decoders_embed(which: str, tmp_path: Path) -> None:
     pooling = {"word_embedding_dimension": size, "pooling_mode_lasttoken": True}
     write_sentence(tmp_path, ["Transformer", "Pooling", "Normalize"], pooling)
     best = gg.optimize(from_folder(tmp_path).model)
-    softcap = which == "gemma2"  # its kernel on the CPU is slower than its body
-    assert softcap or not [n.op_type for n in best.model.graph if n.op_type == "Softmax"]
+    # The kernel for a softcap on the CPU is slower than its body, and sinks have none.
+    written = which in ("gemma2", "gpt_oss")
+    assert written or not [n.op_type for n in best.model.graph if n.op_type == "Softmax"]
     run = session(best, tmp_path)
     for side in ("left", "right"):
         feeds = padded(side)
