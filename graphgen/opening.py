@@ -5,7 +5,7 @@ import io
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -185,41 +185,40 @@ def keep_integers(
     the runtime would take integers for unsigned ones, products between QuantizeLinear and
     DequantizeLinear are calculated in float32, as the file says.
     """
-    if _loses_signs(model, minor(ort.__version__)):
+    graphs = _restoring(model)
+    if _loses_signs(graphs, minor(ort.__version__)):
         settings.setdefault(_AS_FLOATS, "1")
     if needs == FITS or not processor().saturates:
         return
     level = str(settings.get("graph_optimization_level", "ENABLE_ALL")).upper()
     exact = level.endswith(_HEEDED) and str(settings.setdefault(_EXACT, "1")) == "1"
-    if exact and _fails_unsigned(model):
+    if exact and _fails_unsigned(graphs):
         settings.setdefault(_AS_FLOATS, "1")
     if needs is not None:
         effect = "runs exactly by slower kernels" if exact else "gives wrong numbers"
         warn(f"{who}: the file needs {needs}; on this processor ({processor()}) it {effect}")
 
 
-def _fails_unsigned(model: str | os.PathLike[str] | bytes) -> bool:
+def _fails_unsigned(graphs: Sequence[onnx.GraphProto]) -> bool:
     """Whether session.x64quantprecision fails on a file (seen in onnxruntime 1.32).
 
     It makes the int8 constants of DequantizeLinear uint8. One that two nodes read is then an error,
     and weights with a scale per channel or block and no zero points get a single one, which the
     kernel refuses.
     """
-    graphs = _restoring(model)
     int8 = {x.name for g in graphs for x in g.initializer if x.data_type == onnx.TensorProto.INT8}
     restored = [node.input for node in _named(graphs, _RESTORES) if int8 & {*node.input}]
     changed = Counter(name for inputs in restored for name in inputs if name in int8)
     return any(len(inputs) < 3 for inputs in restored) or any(n > 1 for n in changed.values())
 
 
-def _loses_signs(model: str | os.PathLike[str] | bytes, runtime: tuple[int, ...]) -> bool:
+def _loses_signs(graphs: Sequence[onnx.GraphProto], runtime: tuple[int, ...]) -> bool:
     """Whether the runtime may cut off integers below zero, or refuse the file.
 
     It puts QuantizeLinear and DequantizeLinear, with the same scale, behind a Transpose or Reshape
     and their like that reads a DequantizeLinear. Without a zero point that gives uint8, whatever
     the integers were. From 1.28 on, it knows the type of constants and of what was just quantized.
     """
-    graphs = _restoring(model)
     known = {x.name for g in graphs for x in g.initializer}
     known |= {y for node in _named(graphs, _ROUNDS) for y in node.output}
     unsigned = (n for n in _named(graphs, _RESTORES) if len(n.input) < 3 or not n.input[2])
@@ -227,12 +226,15 @@ def _loses_signs(model: str | os.PathLike[str] | bytes, runtime: tuple[int, ...]
 
 
 def _restoring(model: str | os.PathLike[str] | bytes) -> list[onnx.GraphProto]:
-    """The graphs of a file that names DequantizeLinear; no other file is parsed."""
+    """The graphs of a file that names DequantizeLinear, its functions too; no other is parsed."""
+    if not mentions(model, _RESTORES.encode()):
+        return []
     try:
-        known = mentions(model, _RESTORES.encode())
-        return [*graphs_of(proto_of(model).graph)] if known else []
+        proto = proto_of(model)
     except DecodeError:  # which the runtime reports
         return []
+    functions = (onnx.GraphProto(node=function.node) for function in proto.functions)
+    return [graph for body in (proto.graph, *functions) for graph in graphs_of(body)]
 
 
 def _named(graphs: Iterable[onnx.GraphProto], start: str) -> list[onnx.NodeProto]:

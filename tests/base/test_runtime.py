@@ -320,6 +320,19 @@ def test_integers_without_a_zero_point_keep_their_sign(case):
     assert option == (None if constant and not old else "1")
 
 
+def test_integers_without_a_zero_point_keep_their_sign_in_functions():
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 13, "own": 1]>
+        g (int8[2, 3] k) => (float[3, 2] z) { z = own.turn(k) }
+        <domain: "own", opset_import: ["": 13]> turn (k) => (z) {
+            one = Constant<value = float {0.5}>() q = DequantizeLinear(k, one)
+            two = Constant<value = int64[2] {3, 2}>() y = Reshape(q, two) z = Neg(y)
+        }"""
+    ).SerializeToString()
+    k = np.array([[-3, 2, 1], [5, -6, 4]], np.int8)
+    np.testing.assert_array_equal(Session(model)(k=k)[0], -0.5 * k.reshape(3, 2))
+
+
 @pytest.mark.parametrize("stored", [False, True])
 def test_a_file_without_restored_weights_is_not_parsed(monkeypatch, tmp_path, stored):
     def refused(_):
