@@ -345,6 +345,7 @@ def test_rotary_factors_become_a_configuration_and_are_compared_with_one(tmp_pat
             read_gguf(file, Config({**made, "rope_scaling": scaling}))
     for name, value, told in (
         ("llama.rope.scaling.type", "longrope", "is not supported; give --like DIR"),
+        ("llama.rope.scaling.type", "linear", "has both rope_freqs.weight and llama.rope.scaling."),
         ("llama.logit_scale", 2.0, "llama.logit_scale (2.0) is not supported"),
         ("general.architecture", "gemma3", "is for 'gemma3'; supported are llama"),
         ("llama.rope.dimension_count", 32, None),

@@ -130,6 +130,9 @@ def config_fields(file: Gguf) -> dict[str, Any]:
         found |= dict(zip(("attention_bias", "mlp_bias"), biased, strict=True))
     if scaling:
         found["rope_scaling"] = _scaling(file, scaling)
+    if "rope_scaling" in found and _FACTORS in file.tensors:
+        problem = f"has both {_FACTORS} and {arch}.{_SCALING}type, of which a configuration has one"
+        raise GraphgenError(f"{file.path} {problem}; give --like DIR")
     if _FACTORS in file.tensors:
         factors = file.tensors[_FACTORS].read()
         original = {"original_max_position_embeddings": _LLAMA3_LENGTH}
