@@ -4,6 +4,8 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import takewhile
+from operator import eq
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -76,10 +78,7 @@ class Grammatical:
         """The parser of a row, behind its tokens."""
         matcher, read = self._rows.get(number) or (self._fresh.deep_copy(), [])
         text = [token for token in tokens if token not in self._ends]
-        same = next(
-            (i for i, (a, b) in enumerate(zip(read, text, strict=False)) if a != b),
-            min(len(read), len(text)),
-        )
+        same = sum(takewhile(bool, map(eq, read, text)))  # from the first on
         if same < len(read):
             matcher.rollback(len(read) - same)
         matcher.consume_tokens(text[same:])
@@ -90,9 +89,7 @@ class Grammatical:
     def _check(self, matcher: Any, where: str = "") -> None:
         if matcher.is_error():
             [problem, *more] = matcher.get_error().splitlines()
-            causes = [
-                line for line in more if line.startswith("error: ")
-            ]  # of a regular expression
+            causes = [line for line in more if line.startswith("error: ")]  # of an expression
             problem = " ".join([f"{problem:.200}", *causes[:1]])
             raise GraphgenError(f"generate: {self._name}: {where}{problem}{user_line()}")
 

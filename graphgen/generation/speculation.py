@@ -8,6 +8,7 @@ random numbers, so not only the distribution but every token stays the same.
 
 import itertools
 import math
+import operator
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -128,8 +129,8 @@ class Draft:
     def guess(self, row: int, tokens: Sequence[int], count: int) -> list[int]:
         """As many of these guesses, after reading what the row has had since."""
         read, new = self._read[row], self._known(tokens)
-        pairs = enumerate(zip(read, new[:-1], strict=False))  # the last gives logits: it is read
-        same = next((i for i, (a, b) in pairs if a != b), min(len(read), len(new) - 1))
+        # The last one gives the logits, so it is read again.
+        same = sum(itertools.takewhile(bool, map(operator.eq, read, new[:-1])))
         self._decoder.forget(row, len(read) - same)
         del read[same:], new[:same]
         for i in range(count):
