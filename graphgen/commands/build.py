@@ -120,8 +120,9 @@ def _build_from(options: argparse.Namespace, folder: Path) -> None:
     from graphgen.files import read_json
     from graphgen.generation.config import read_fields
     from graphgen.graph import count_nodes
-    from graphgen.models.published.folder import check_tokenizer, windows
+    from graphgen.models.published.folder import windows
     from graphgen.models.published.fresh import Head
+    from graphgen.models.published.tokenizer_files import check_tokenizer
     from graphgen.quantize.folder import Quantized, quantized, reports
     from graphgen.quantize.kept import keep_bits
 

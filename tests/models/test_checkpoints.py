@@ -645,6 +645,16 @@ def test_an_index_is_wrong(folder, refused, index, told):
     assert told in refused()
 
 
+def test_a_weight_that_two_shards_have(folder, refused):
+    weights = published()
+    name = max(weights)
+    write_shards(folder, [weights, {name: weights[name] + 1}])
+    told = "00001-of-00002.safetensors and model-00002-of-00002.safetensors have different numbers"
+    assert f"{told} for {name}" in refused()
+    write_shards(folder, [weights, {name: weights[name]}])
+    assert main(["build", "in", "-o", "out"]) == 0
+
+
 @pytest.mark.parametrize("other", ["pytorch_model.bin", "tf_model.h5", None])
 def test_there_are_no_weights(folder, refused, other):
     (folder / "model.safetensors").unlink()
@@ -732,7 +742,7 @@ def test_what_is_no_file_does_not_count_as_absent(folder, name, kind, capsys):
 def test_the_configuration_of_the_tokenizer_is_damaged(folder, refused, text):
     (folder / "tokenizer.json").write_text("{}")
     (folder / "tokenizer_config.json").write_text(text)
-    assert "in/tokenizer_config.json is not a JSON object" in refused()
+    assert re.search("in/tokenizer_config.json (is not JSON|holds a)", refused())
 
 
 @pytest.mark.parametrize(
@@ -763,6 +773,29 @@ def test_two_files_of_a_tokenizer_agree_on_the_leading_space(folder, refused):
         (folder / "tokenizer.json").write_text(json.dumps({"pre_tokenizer": before}))
         assert "add_prefix_space is True, but add_prefix_space in tokenizer.json" in refused()
     file.write_text('{"add_prefix_space": false}')
+    assert main(["build", "in", "-o", "out"]) == 0
+
+
+def test_two_files_of_a_tokenizer_agree_on_added_tokens(folder, refused):
+    token = {"content": "<x>", "lstrip": True, "rstrip": False, "special": True}
+    model = {"type": "BPE", "vocab": {"a": 0, "<u>": 1}}
+    whole = {"added_tokens": [{"id": 7, **token}], "model": model}
+    (folder / "tokenizer.json").write_text(json.dumps(whole))
+    file = folder / "tokenizer_config.json"
+    for given, told in (
+        ({"added_tokens_decoder": {"7": token | {"lstrip": False}}}, "lstrip of token 7 is False"),
+        ({"added_tokens_decoder": {"8": token}}, "content of token 8 is '<x>', but content of"),
+        ({"additional_special_tokens": ["<y>"]}, "one of additional_special_tokens is '<y>'"),
+        ({"extra_special_tokens": {"y": "<y>"}}, "one of extra_special_tokens is '<y>'"),
+    ):
+        file.write_text(json.dumps(given))
+        assert f"in/tokenizer_config.json: {told}" in refused()
+    special = ["<u>", {"content": "<x>"}]
+    given = {"added_tokens_decoder": {"7": token}, "additional_special_tokens": special}
+    file.write_text(json.dumps(given))
+    assert main(["build", "in", "-o", "out"]) == 0
+    (folder / "tokenizer.json").write_text('{"added_tokens": 5, "model": {"vocab": [[]]}}')
+    file.write_text('{"added_tokens_decoder": [], "extra_special_tokens": 5}')
     assert main(["build", "in", "-o", "out"]) == 0
 
 

@@ -7,6 +7,8 @@ from published_decoders import fields as small
 
 from graphgen.models.published import FAMILIES
 from graphgen.models.published.config import Config
+from graphgen.models.published.frequencies import LongRotary
+from graphgen.models.published.rope import rotary
 
 DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "SmolLM3-3B": (
@@ -319,3 +321,24 @@ def test_a_published_configuration_is_accepted(name: str) -> None:
         config = Config(small(kind) | published | {"architectures": ["X"], "use_cache": True})
         task(config)
         config.finish()
+
+
+@pytest.mark.parametrize(
+    ("kind", "outer", "inner", "length"),
+    [
+        ("phi3", None, 16, 4096),
+        ("phi3", 12, 16, 12),
+        ("llama", None, 16, 16),
+        ("llama", 12, 16, 12),
+        ("llama", None, None, 64),
+    ],
+)
+def test_where_long_texts_begin(kind: str, outer: Any, inner: Any, length: int) -> None:
+    """The class of Phi-3 has the field: its default comes before that of rope_parameters."""
+    name = "original_max_position_embeddings"
+    factors = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    given = {"rope_type": "longrope", **factors, name: inner}
+    fields = {"model_type": kind, "max_position_embeddings": 64, name: outer}
+    found = rotary(Config(fields | {"rope_parameters": given}), 8)
+    assert isinstance(found, LongRotary)
+    assert found.length == length

@@ -1,7 +1,7 @@
 """Every field of every published configuration gives transformers' result, or is refused.
 
 Each is changed in turn: in config.json alone, as somebody does by hand, or, where the weights then
-no longer fit, with weights made for it.
+no longer fit, with weights made for it. Each is left out, too, for what stands for it.
 """
 
 import copy
@@ -115,6 +115,18 @@ def others(name: str, value: Any) -> list[Any]:
     return []
 
 
+def without(stored: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The configuration without one of its fields, or of those of an object in it."""
+    for name, value in stored.items():
+        if WITHOUT_EFFECT.fullmatch(name):
+            continue
+        yield name, {key: x for key, x in stored.items() if key != name}
+        if isinstance(value, dict):
+            for own in value:
+                rest = {key: x for key, x in value.items() if key != own}
+                yield f"{name}.{own}", {**stored, name: rest}
+
+
 def changed(fields: dict[str, Any], path: tuple[str, ...], value: Any) -> dict[str, Any]:
     result = copy.deepcopy(fields)
     part = result
@@ -225,9 +237,15 @@ def test_a_changed_field_counts_or_is_refused(which: str, tmp_path: Path) -> Non
     first = difference(which, base)
     assert first is not None and first < BOUND
     stored = json.loads((base / "config.json").read_text())
+    wrong = list[Any]()
+    for name, rest in without(stored):
+        (base / "config.json").write_text(json.dumps(rest))
+        error = difference(which, base)
+        if error is not None and error >= BOUND:
+            wrong.append((name, "left out", error))
     whole = transformers.AutoConfig.for_model(**fields).to_dict()
     foreign = (((name,), x) for name, x in FOREIGN.items() if whole.get(name, "none") != x)
-    wrong, compared = list[Any](), 0
+    compared = 0
     for path, value in [*changes(whole, fields), *foreign]:
         shutil.rmtree(tmp_path / "hand", ignore_errors=True)
         shutil.copytree(base, tmp_path / "hand")

@@ -1,16 +1,14 @@
 """What a model's folder says in addition to its graph: context, vocabulary, labels, tokenizer."""
 
-import json
 import math
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from graphgen.errors import GraphgenError
-from graphgen.files import present, read_bytes, read_json, regular
+from graphgen.files import present, read_json, regular
 from graphgen.operands import Array
 
 _POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_target_positions")
@@ -24,16 +22,6 @@ _LENGTHS = {
     "tokenizer_config.json": "model_max_length",
     "sentence_bert_config.json": "max_seq_length",
 }
-
-_TWICE = {
-    "BertNormalizer": {
-        "do_lower_case": "lowercase",
-        "strip_accents": "strip_accents",
-        "tokenize_chinese_chars": "handle_chinese_chars",
-    },
-    "ByteLevel": {"add_prefix_space": "add_prefix_space"},
-}
-"""By a part of tokenizer.json: fields of tokenizer_config.json, and what the part calls them."""
 
 
 def settings(folder: Path, name: str) -> dict[str, Any]:
@@ -132,41 +120,6 @@ def encoded(who: str, tokenizer: Any, *texts: str, special: bool = True) -> Any:
             f"{who}: tokenizer.json does not split the text {texts[0]!r:.40}: {error}; "
             "give another text, or the file that belongs to the checkpoint"
         ) from error
-
-
-def check_tokenizer(folder: Path) -> None:
-    """Raise an error if the two files of a tokenizer contradict each other.
-
-    transformers takes some fields of the normalizer of BERT, and the leading space of byte-level
-    tokens, from tokenizer_config.json; all others read tokenizer.json.
-    """
-    path, other = folder / "tokenizer.json", folder / "tokenizer_config.json"
-    try:
-        parts = [*_parts(json.loads(read_bytes(path).decode()))]
-    except (OSError, ValueError, RecursionError):
-        return  # reading it gives the error
-    given = settings(folder, other.name) if parts else {}
-    bert = re.match("Bert|DistilBert", str(given.get("tokenizer_class") or "Bert"))
-    for part in parts:
-        kind = part["type"]
-        for name, own in _TWICE[kind].items() if kind != "BertNormalizer" or bert else ():
-            wanted = given.get(name)
-            if wanted is not None and wanted != part.get(own):
-                raise GraphgenError(
-                    f"{other}: {name} is {wanted!r}, but {own} in {path.name} is "
-                    f"{part.get(own)!r}: make them agree, because some clients read the one and "
-                    "some the other"
-                )
-
-
-def _parts(written: Any) -> Iterator[dict[str, Any]]:
-    """The parts of a tokenizer.json that tokenizer_config.json may contradict."""
-    found = written if isinstance(written, dict) else {}
-    before = found.get("pre_tokenizer")
-    listed = before.get("pretokenizers") if isinstance(before, dict) else None
-    for part in (found.get("normalizer"), before, *(listed if isinstance(listed, list) else ())):
-        if isinstance(part, dict) and part.get("type") in _TWICE:
-            yield part
 
 
 def windows(folder: Path, text: Path | None, who: str = "build") -> Array:

@@ -152,10 +152,10 @@ def _longrope(config: Config, plain: Array, given: dict[str, Any], longest: int)
     for name, scale in zip(_LISTS, scales, strict=True):
         if scale.shape != plain.shape or not np.all(scale > 0.0):
             config.refuse(name, given.get(name), f"a list of {len(plain)} numbers above 0")
+    name = "original_max_position_embeddings"
+    # The class of Phi-3 has the field, so its default comes before what rope_parameters say.
     length = config.take(
-        "original_max_position_embeddings",
-        int,
-        given.get("original_max_position_embeddings", longest),
+        name, int, 4096 if config.model_type == "phi3" else given.get(name, longest)
     )
     ratio = float(given.get("factor", longest / length))
     factor = 1.0 if ratio <= 1.0 else math.sqrt(1.0 + math.log(ratio) / math.log(length))

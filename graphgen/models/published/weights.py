@@ -58,7 +58,7 @@ def read_weights(folder: Path) -> dict[str, Weight]:
     """The tensors of model.safetensors, or of all files of its index, by name.
 
     Raises GraphgenError if there is neither, if a file is truncated or damaged, if a shard is
-    missing or outside the folder, or if the index and the files differ.
+    missing or outside the folder, if the index and the files differ, or if two shards do.
     """
     if present(folder / SINGLE):
         return {weight.name: weight for weight in read_header(folder / SINGLE)}
@@ -75,7 +75,13 @@ def read_weights(folder: Path) -> dict[str, Weight]:
             raise GraphgenError(f"{folder / INDEX}: {file!r} is not the name of a file next to it")
         if not present(folder / file):
             raise GraphgenError(f"{folder / file} is missing; {INDEX} lists it")
-        found |= {weight.name: weight for weight in read_header(folder / file)}
+        for weight in read_header(folder / file):
+            known = found.setdefault(weight.name, weight)
+            if known is not weight and not known.equals(weight):
+                raise GraphgenError(
+                    f"{folder}: {known.path.name} and {file} have different numbers for "
+                    f"{weight.name}: remove the wrong one"
+                )
     if absent := sorted(set(listed) - set(found)):
         raise GraphgenError(
             f"{folder / INDEX} lists weights that no file has: {_shortened(absent)}"

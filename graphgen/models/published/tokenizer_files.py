@@ -1,0 +1,87 @@
+"""tokenizer.json and tokenizer_config.json, which say some things twice and have to agree."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from graphgen.errors import GraphgenError
+from graphgen.files import read_bytes
+from graphgen.models.published.folder import settings
+
+_TWICE = {
+    "BertNormalizer": {
+        "do_lower_case": "lowercase",
+        "strip_accents": "strip_accents",
+        "tokenize_chinese_chars": "handle_chinese_chars",
+    },
+    "ByteLevel": {"add_prefix_space": "add_prefix_space"},
+}
+"""By a part of tokenizer.json: fields of tokenizer_config.json, and what the part calls them."""
+
+
+def check_tokenizer(folder: Path) -> None:
+    """Raise an error if the two files of a tokenizer contradict each other.
+
+    transformers takes some fields of the normalizer of BERT, the leading space of byte-level
+    tokens, and added tokens from tokenizer_config.json; all others read tokenizer.json.
+    """
+    path, other = folder / "tokenizer.json", folder / "tokenizer_config.json"
+    try:
+        read = json.loads(read_bytes(path).decode())
+    except (OSError, ValueError, RecursionError):
+        return  # reading it gives the error
+    written = read if isinstance(read, dict) else {}
+    parts, given = [*_parts(written)], settings(folder, other.name)
+    bert = re.match("Bert|DistilBert", str(given.get("tokenizer_class") or "Bert"))
+    told = [
+        (name, given.get(name), f"{own} in {path.name}", part.get(own))
+        for part in parts
+        for name, own in _TWICE[part["type"]].items()
+        if part["type"] != "BertNormalizer" or bert
+    ]
+    told += _added(written, given)
+    for name, wanted, where, found in told:
+        if wanted is not None and wanted != found:
+            raise GraphgenError(
+                f"{other}: {name} is {wanted!r}, but {where} is {found!r}: make them agree, "
+                "because some clients read the one and some the other"
+            )
+
+
+def _added(
+    written: Mapping[str, Any], given: Mapping[str, Any]
+) -> Iterator[tuple[str, Any, str, Any]]:
+    """What both files say about added tokens, and where."""
+    tokens = [token for token in _listed(written.get("added_tokens")) if isinstance(token, dict)]
+    by_number = {str(token.get("id")): token for token in tokens}
+    decoder = given.get("added_tokens_decoder")
+    for number, token in decoder.items() if isinstance(decoder, dict) else ():
+        for field, wanted in token.items() if isinstance(token, dict) else ():
+            where = f"{field} of token {number} in tokenizer.json"
+            yield f"{field} of token {number}", wanted, where, by_number.get(number, {}).get(field)
+    model = written.get("model")
+    words = _listed(model.get("vocab") if isinstance(model, dict) else None)
+    known = {str(token.get("content")) for token in tokens}
+    known.update(str(word[0] if isinstance(word, list) and word else word) for word in words)
+    for name in ("additional_special_tokens", "extra_special_tokens"):
+        special = given.get(name)
+        for token in _listed([*special.values()] if isinstance(special, dict) else special):
+            text = token.get("content") if isinstance(token, dict) else token
+            if text not in known:
+                yield f"one of {name}", text, "its number in tokenizer.json", None
+
+
+def _listed(value: Any) -> list[Any]:
+    """A list, or the keys of an object; nothing of anything else."""
+    return [*value] if isinstance(value, list | dict) else []
+
+
+def _parts(written: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The parts of a tokenizer.json that tokenizer_config.json may contradict."""
+    before = written.get("pre_tokenizer")
+    listed = before.get("pretokenizers") if isinstance(before, dict) else None
+    for part in (written.get("normalizer"), before, *_listed(listed)):
+        if isinstance(part, dict) and part.get("type") in _TWICE:
+            yield part
