@@ -17,6 +17,7 @@ import onnx_ir as ir
 from onnx_shape_inference import registry
 from typing_extensions import ParamSpec, TypeVar
 
+from graphgen.arrays import as_array
 from graphgen.coerce import TENSORS, bound_dtypes, coerced, resolved
 from graphgen.errors import GraphgenError, misspelled, user_line
 from graphgen.infer import (
@@ -212,7 +213,10 @@ class Op(Generic[P, R]):
 
     def compute(self, inputs: Sequence[Operand], attributes: Attributes) -> Any:
         """The meaning on arrays, under ONNX's type rules: a leaked float64 is an error."""
-        arrays = [x if x is None else np.asarray(x) for x in inputs]
+        try:
+            arrays = [x if x is None else as_array(x) for x in inputs]
+        except ValueError as error:
+            raise GraphgenError(f"{self.name}: {error}{user_line()}") from error
         check_arrays(self.name, self.schema, arrays)
         try:
             with np.errstate(all="ignore"):  # infinities and NaN follow IEEE 754, as in the runtime

@@ -17,6 +17,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from graphgen.arrays import as_array
 from graphgen.display import fields, listed, on_screen
 from graphgen.errors import GraphgenError, warn
 from graphgen.header import read_header
@@ -167,7 +168,12 @@ class Session:
         Names that are not Python identifiers go into `feeds`. Arrays must have the declared dtype;
         Python numbers and lists are converted if that loses nothing.
         """
-        arrays = self._checked({**feeds, **named} if feeds else named, {})
+        if feeds is not None and not isinstance(feeds, Mapping):
+            raise GraphgenError(
+                f"{self._who}: got a {type(feeds).__name__}; give arrays by name, such as "
+                f"{next(iter(self.inputs), 'x')}=..., or in a dictionary"
+            )
+        arrays = self._checked({**(feeds or {}), **named}, {})
         kinds = (*self.inputs.values(), *self.outputs.values())
         known = all(kind.dtype is None or kind.dtype.isbuiltin == 1 for kind in kinds)
         if not known or any(isinstance(x, Resident) for x in arrays.values()):
@@ -253,17 +259,20 @@ class Session:
 
     def _to_array(self, name: str, value: Any, kind: TensorType) -> Array:
         """`value` as an array; Python numbers and lists take the declared dtype if they can."""
-        with contextlib.suppress(ValueError, TypeError, OverflowError):
-            array = np.asarray(value)
+        reason = "that does not convert without loss"
+        try:
+            array = as_array(value)
             if hasattr(value, "dtype") or array.dtype == kind.dtype or array.dtype.kind == "U":
                 return array
             converted: Array = array.astype(kind.dtype)
             exact = converted.dtype.kind not in "biu" or np.array_equal(array, converted)
             if array.dtype.kind in "biuf" and exact:
                 return converted
+        except (ValueError, TypeError, RuntimeError, OverflowError) as error:  # such as torch's
+            reason = f"({error})"
         raise GraphgenError(
-            f"{self._who}: input {name!r} got a {type(value).__name__} that does not convert to "
-            f"{kind} without loss; pass a numpy array of that dtype"
+            f"{self._who}: input {name!r} got a {type(value).__name__} {reason}; pass a numpy "
+            f"array of {kind}"
         )
 
     def _check(self, role: str, name: str, array: Any, kind: TensorType, sizes: _Sizes) -> None:

@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PICTURE = ROOT / "docs" / "packages.svg"
 
 STANDS_ON = {
+    "arrays": [],
     "display": [],
     "errors": [],
     "expansion": ["errors"],
@@ -37,7 +38,7 @@ STANDS_ON = {
     "providers": ["errors"],
     "faults": ["providers"],
     "opening": ["faults", "header", "processor", "version"],
-    "runtime": ["opening", "plan"],
+    "runtime": ["arrays", "opening", "plan"],
     "traits": [],
     "version": [],
     "repeats": ["traits"],
@@ -50,7 +51,7 @@ STANDS_ON = {
     "value": ["infer", "operands"],
     "record": ["subgraphs", "value"],
     "coerce": ["record"],
-    "op": ["coerce"],
+    "op": ["arrays", "coerce"],
     "places": ["op"],
     "graph": ["places"],
     "invariants": ["graph"],

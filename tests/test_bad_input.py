@@ -127,6 +127,7 @@ X = gg.float32["n", 4]
         (lambda: gg.build(lambda x: (gg.ops.exp(x), 3), x=X), "'output_1': 3; an output is a"),
         (lambda: gg.build(lambda x: {1: gg.ops.exp(x)}, x=X), "its name a string"),
         (lambda: gg.build(lambda x: x + "a", x=X), "Add: 'a' is not an operand"),
+        (lambda: gg.ops.exp(np.ma.masked_greater([1.0, 2.0], 1.0)), "Exp: some of its entries"),
         (
             lambda: gg.build(lambda x: gg.ops.reshape(x, [x]), x=gg.float32["n", 1]),
             "in a list with values; such a list holds sizes",

@@ -7,8 +7,7 @@ from contextlib import suppress
 from inspect import ismethod
 from typing import Any, TypeVar, cast
 
-import numpy as np
-
+from graphgen.arrays import as_array
 from graphgen.errors import GraphgenError
 from graphgen.export.named_losses import LABELS
 from graphgen.plan import TensorType
@@ -112,7 +111,7 @@ def describe(batches: Any, first: Given | None = None) -> dict[str, Any]:
     with suppress(TypeError, ValueError, RuntimeError):  # training reports it
         items: Iterable[tuple[Any, Any]] = enumerate(first or ())
         items = sorted(first.items()) if isinstance(first, Mapping) else items
-        arrays = {name: np.asarray(_detached(array)) for name, array in items}
+        arrays = {name: as_array(array) for name, array in items}
         parts = [f"{name} {array.dtype}{list(array.shape)}" for name, array in arrays.items()]
         if parts:
             text = f"{', '.join(parts)} with checksum {checksum_of(arrays.values()):08x}"
@@ -162,14 +161,9 @@ def named(batch: Any, inputs: Mapping[str, TensorType], who: str) -> Batch:
         )
     order = [n for n in inputs if n in batch] + [n for n in batch if n not in inputs]
     try:
-        return {name: np.asarray(_detached(batch[name])) for name in order}
+        return {name: as_array(batch[name]) for name in order}
     except (TypeError, ValueError, RuntimeError) as error:  # such as torch's
         raise GraphgenError(f"{who}: {error}; give arrays of numpy") from error
-
-
-def _detached(array: Any) -> Any:
-    """A tensor of torch without its history, which numpy does not read."""
-    return array.detach() if getattr(array, "requires_grad", False) else array
 
 
 def own_part(

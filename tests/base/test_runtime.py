@@ -91,7 +91,9 @@ def test_an_input_with_an_initializer_may_be_left_out():
         ({"x": X[0], "mask": MASK}, "'x' is float32.4., not float32.batch, 4.*rank must be 2"),
         ({"x": X[:, :3], "mask": MASK}, "its dimension 1 must be 4, not 3"),
         ({"x": X, "mask": np.ones((3, 4), np.float32)}, "'batch' is 3 here and 2 in 'x'"),
-        ({"x": [[1.0], [2.0, 3.0]], "mask": MASK}, "'x' got a list that does not convert"),
+        ({"x": [[1.0], [2.0, 3.0]], "mask": MASK}, "'x' got a list .setting an array"),
+        ({"x": np.ma.masked_array(X, X > 0), "mask": MASK}, "entries are masked, and would count"),
+        (X, "got a ndarray; give arrays by name, such as x="),
         ({"x": "text", "mask": MASK}, "'x' is <U4"),
     ],
 )

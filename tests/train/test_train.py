@@ -938,6 +938,11 @@ def test_arrays_of_another_library(folder):
         GraphgenError, match=r"batch 0: can't convert cuda:0 .*give arrays of numpy"
     ):
         fit(trainer(folder), [far])
+    masked = {
+        name: np.ma.masked_array(array, array == array.max()) for name, array in batch.items()
+    }
+    with pytest.raises(GraphgenError, match="batch 0: some of its entries are masked"):
+        fit(trainer(folder), [masked])
 
 
 def test_the_order_in_a_batch_is_none_of_its_weight(tmp_path):
