@@ -76,6 +76,11 @@ class _Continues:
         self.columns = COLUMNS[task][: 1 + (texts.tokenizer is not None)]
         self.own = threading.local()
 
+    def begin(self) -> None:
+        """Forget the rows of earlier spans, so that results do not depend on who took them."""
+        if hasattr(self.own, "generator"):
+            self.own.generator.decoder.held = []
+
     def __call__(
         self, batch: Sequence[Text], chosen: Sequence[str | None]
     ) -> Sequence[tuple[Any, ...]]:
@@ -170,6 +175,8 @@ class Stage:
         names = [row.get(CHOICE) if self.adapters else None for row in given]
         order = sorted(range(len(found)), key=lambda i: found[i].size)
         results: dict[int, tuple[Any, ...]] = {}
+        if isinstance(self.run, _Continues):
+            self.run.begin()
         for start in range(0, len(order), self.batch):
             chosen = order[start : start + self.batch]
             made = self.run([found[i] for i in chosen], [names[i] for i in chosen])

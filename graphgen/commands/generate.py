@@ -83,6 +83,8 @@ def run(options: argparse.Namespace) -> None:
     for name, (tokens, seconds) in (("prefill", found.prefill), ("decode", found.decode)):
         if tokens:
             print(f"{name:<8}{tokens:>6} tokens  {tokens / max(seconds, 1e-9):>10,.1f} tokens/s")
+    if found.shared:
+        print(f"shared  {found.shared:>6} tokens of prompts were read once for several")
     if (guesses := found.speculation) is not None:
         print(f"guesses {guesses.checked:>6} tokens checked, {guesses.right} right")
 
@@ -115,7 +117,8 @@ def _document(found: "Generation", as_text: bool) -> dict[str, Any]:
     }
     guesses = found.speculation
     counts = guesses and {"checked": guesses.checked, "right": guesses.right}
-    return {"graphgen": gg.__version__, "rows": rows, **speed, "guesses": counts}
+    counted = {"shared": found.shared, "guesses": counts}
+    return {"graphgen": gg.__version__, "rows": rows, **speed, **counted}
 
 
 def _tokens(text: str) -> list[int]:

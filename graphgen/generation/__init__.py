@@ -14,9 +14,10 @@ from graphgen.errors import GraphgenError, user_line, warn
 from graphgen.export.by_row import Chosen, Given, numbers_of
 from graphgen.files import present
 from graphgen.generation.beams import Beams
-from graphgen.generation.caches import Decoder, EncoderDecoder
+from graphgen.generation.caches import Decoder
 from graphgen.generation.config import ignored, longrope_length
 from graphgen.generation.decoder import open_decoder
+from graphgen.generation.encoder_decoders import EncoderDecoder
 from graphgen.generation.generated import Generation
 from graphgen.generation.options import GenerationOptions, Options, read_options
 from graphgen.generation.prompts import Prompts, read_prompts, read_tokenizer, says
@@ -91,7 +92,11 @@ def generate(
 
 
 class Generator:
-    """A decoder and its tokenizer, opened once for many prompts."""
+    """A decoder and its tokenizer, opened once for many prompts.
+
+    With `prefix_cache`, the beginning that a prompt has in common with another of its batch, or
+    with a row of the last call, is not read again where that saves time.
+    """
 
     def __init__(
         self,
@@ -104,6 +109,7 @@ class Generator:
         adapter: Given | None = None,
         adapters: Mapping[str, Given] | None = None,
         draft: "str | os.PathLike[str] | ModelLike | Generator | None" = None,
+        prefix_cache: bool = True,
     ) -> None:
         if adapter is not None and adapters is not None:
             raise GraphgenError(
@@ -129,11 +135,13 @@ class Generator:
             adapters=adapters,
         )
         self.decoder.turn = longrope_length(self.folder)
+        self.decoder.shares = prefix_cache
         self.adapters = [*(adapters or ())]
         hears = getattr(self.decoder, "hears", None)
         self.ears = None if hears is None else Ears(self.folder, *hears)
         if draft is not None and not isinstance(draft, Generator):
-            draft = Generator(draft, threads=threads, provider=provider, strict=strict, chunk=chunk)
+            how: Any = {"threads": threads, "provider": provider, "strict": strict, "chunk": chunk}
+            draft = Generator(draft, prefix_cache=prefix_cache, **how)
         self.draft = draft
         if draft is not None:
             self._check_draft(draft)

@@ -1,6 +1,6 @@
-"""Decoders that keep keys and values: in buffers in place, in ones that grow, behind an encoder."""
+"""Decoders that keep keys and values: in buffers in place, or in ones that grow."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -8,7 +8,7 @@ import numpy as np
 from graphgen.display import on_screen
 from graphgen.errors import GraphgenError
 from graphgen.generation.huge_pages import huge_pages
-from graphgen.generation.speech import FEATURES
+from graphgen.generation.prefixes import PAYS, Beginning, beginnings, common, cost, pays
 from graphgen.operands import Array
 from graphgen.passes.decoding import KEPT
 from graphgen.passes.training.by_row import CHOICE
@@ -16,8 +16,6 @@ from graphgen.plan import TensorType
 from graphgen.runtime import Buffer, Session, on_host
 
 PAST, PRESENT, MASK = "past_key_values", "present", "attention_mask"
-_STATES = "encoder_hidden_states"
-_OWN = ".decoder."  # in the names of a cache of the decoder's own tokens
 
 
 class Decoder:
@@ -27,6 +25,8 @@ class Decoder:
     why they are copied into larger buffers at each step, or is empty; `bound` why a token's logits
     depend on the tokens that are read together with it. `user` is whoever started it last.
     Prompts of more than `turn` tokens are read whole: their angles follow the last token of a call.
+    `held` are the tokens that each row of the cache holds, if a later prompt may begin with them,
+    as far as `shares` allows it, and `shared` is how many tokens of the last prompts were there.
     """
 
     def __init__(self, session: Session, chunk: int = 512, note: str = "", bound: str = "") -> None:
@@ -35,6 +35,8 @@ class Decoder:
         self.past: dict[str, Buffer] = {}
         self.user: object = None
         self.turn: int | None = None
+        self.chosen = np.zeros(0, np.int64)
+        self.shares, self.shared, self.held = True, 0, list[list[int]]()
         self._logits = list(session.outputs).index("logits")
         huge_pages()
 
@@ -45,6 +47,42 @@ class Decoder:
     def _parts(self, longest: int) -> int:
         """How many tokens of prompts, of which the longest has that many, are read at once."""
         return longest if self.turn is not None and longest > self.turn else self.chunk
+
+    def _known(
+        self, rows: Sequence[Sequence[int]], more: int, chosen: Array, *, among: bool
+    ) -> dict[int, Beginning]:
+        """What rows share with those that are held, or `among` them; {} if they may share nothing.
+
+        Tokens of int8 products, and of longrope beyond its first length, depend on what is read
+        together with them. On a device, it was not measured what copies of the cache cost.
+        """
+        turns = self.turn is not None and max(map(len, rows)) + more > self.turn
+        held, self.held = self.held, []  # until the new ones are read
+        if not self.shares or self.bound or turns or self.session.plan.device != "cpu":
+            return {}
+        return beginnings(rows, chosen, held, self.chosen, among=among)
+
+    def _old(self, name: str, row: int, part: slice) -> Array:
+        """Keys or values of a row of the cache, (G, part, D)."""
+        with on_host(self.past[name]) as array:
+            return array[row, :, part]
+
+    def _hold(self, rows: Sequence[Sequence[int]], copies: Array, known: Sized) -> None:
+        """Note what the rows of the cache hold, if anything may be `known` of it later."""
+        self.held = [[*rows[row]] for row in copies] if known else []
+
+    def _holds_more(
+        self, tokens: Iterable[Iterable[int]], rows: Sequence[int] | None = None
+    ) -> None:
+        """Note that rows of the cache, by default all, hold more tokens."""
+        every = range(len(self.held)) if rows is None else rows
+        for row, more in zip(every if self.held else (), tokens, strict=False):
+            self.held[row] += map(int, more)
+
+    def _holds_less(self, row: int, count: int) -> None:
+        """Note that a row of the cache no longer holds its last tokens."""
+        if self.held:
+            del self.held[row][len(self.held[row]) - count :]
 
     @property
     def vocabulary(self) -> int | None:
@@ -143,24 +181,30 @@ class InPlace(Decoder):
         beams: int = 1,
         chosen: Array | None = None,
     ) -> Array:
-        self.lengths = np.array([len(row) for row in rows])
-        self.chosen = np.zeros(len(rows), np.int64) if chosen is None else chosen
+        chosen = np.zeros(len(rows), np.int64) if chosen is None else chosen
+        known = self._known(rows, more, chosen, among=True)
+        self.lengths, self.chosen = np.array([len(row) for row in rows]), chosen
         longest = int(self.lengths.max())
         count, capacity, chunk = len(rows), longest + more, self._parts(longest)
         shapes = {name: sized(t, count * beams, capacity) for name, t in self.caches.items()}
         past = {n: np.zeros(shape, self.caches[n].dtype) for n, shape in shapes.items()}
-        if longest <= chunk:
-            logits = self._part(past, slice(0, count), *_together(rows), 0)[:, -1]
+        order = known
+        if not (known and pays(known, rows, chunk)):
+            order = dict.fromkeys(range(count), Beginning(0, 0, False))
+        self.shared = sum(found.same for found in order.values())
+        if longest <= chunk and not self.shared:
+            logits = self._part(past, slice(0, count), *together(rows), 0)[:, -1]
         else:  # after a past, only one row can take more than one token
-            parts: list[Array] = []
-            for r, row in enumerate(rows):
-                last = np.empty(0)
-                for at in range(0, len(row), chunk):
-                    ids = np.asarray([row[at : at + chunk]])
+            parts: dict[int, Array] = {}
+            for r, (of, same, new) in order.items():
+                for name, array in past.items() if same else ():
+                    part = slice(0, same)
+                    array[r, :, part] = array[of, :, part] if new else self._old(name, of, part)
+                for at in range(same, len(rows[r]), chunk):
+                    ids = np.asarray([rows[r][at : at + chunk]])
                     ones = np.ones((1, at + ids.shape[1]))
-                    last = self._part(past, slice(r, r + 1), ids, ones, at)[:, -1]
-                parts.append(last)
-            logits = np.concatenate(parts)
+                    parts[r] = self._part(past, slice(r, r + 1), ids, ones, at)[:, -1]
+            logits = np.concatenate([parts[r] for r in range(count)])
         self.lengths = np.repeat(self.lengths, beams)
         rows_of = np.repeat(np.arange(count), beams)
         self.chosen = self.chosen[rows_of]
@@ -168,6 +212,7 @@ class InPlace(Decoder):
         self._bind(capacity)
         if beams > 1:
             self.reorder(rows_of)
+        self._hold(rows, rows_of, known)
         return logits[rows_of]
 
     def _part(
@@ -209,6 +254,7 @@ class InPlace(Decoder):
         self.feeds[MASK][self._rows, self.lengths] = 1
         logits = self._last(self._bound())[:, -1]
         self.lengths += 1
+        self._holds_more(tokens[:, None])
         return logits
 
     def apart(self, rows: int) -> str:
@@ -235,19 +281,23 @@ class InPlace(Decoder):
             [found[row]] = self._part(self.past, *part)
             self.feeds[MASK][row, at:until] = 1
             self.lengths[row] = until
+            self._holds_more([more], [row])
         return [found[row] for row in rows]
 
     def forget(self, row: int, count: int) -> None:
         until = int(self.lengths[row])
+        self._holds_less(row, count)
         self.lengths[row] = until - count
         self.feeds[MASK][row, until - count : until] = 0
 
     def reorder(self, rows: Array) -> None:
         changed = np.flatnonzero(rows != np.arange(len(rows)))
         longest = int(self.lengths.max())
+        held, self.held = self.held, []
         for buffer in self.past.values() if len(changed) else ():
             with on_host(buffer) as array:
                 array[changed, :, :longest] = array[rows[changed], :, :longest]
+        self._hold(held, rows, held)
 
     def keep(self, rows: Array) -> None:
         self.reorder(rows)
@@ -259,6 +309,9 @@ class InPlace(Decoder):
 class Growing(Decoder):
     """A cache that is copied into a larger one at each step; prompts are padded on the left."""
 
+    mask: Array
+    length: int
+
     def start(
         self,
         rows: Sequence[Sequence[int]],
@@ -266,21 +319,58 @@ class Growing(Decoder):
         beams: int = 1,
         chosen: Array | None = None,
     ) -> Array:
-        ids, mask = _together(rows, left=True)
-        self.mask, self.length = mask[:, :0], 0
-        self.chosen = np.zeros(len(rows), np.int64) if chosen is None else chosen
-        self.past, logits = self._caches(len(rows)), np.empty(0)
-        chunk = self._parts(ids.shape[1])
-        for at in range(0, ids.shape[1], chunk):
+        chosen = np.zeros(len(rows), np.int64) if chosen is None else chosen
+        ids, mask = together(rows, left=True)
+        size, chunk = ids.shape[1], self._parts(ids.shape[1])
+        known = self._known(rows, more, chosen, among=False)
+        begin = self._begin(rows, known, more, chosen) if known else 0
+        past = {n: np.zeros(sized(t, len(rows), begin), t.dtype) for n, t in self.caches.items()}
+        self.shared = 0
+        for row, old in known.items() if begin else ():  # they end together, so do their beginnings
+            count, at = max(0, len(rows[row]) - size + begin), 0
+            if count:
+                at = self.length - int(self.mask[old.of].sum())
+            for name, array in past.items():
+                array[row, :, begin - count :] = self._old(name, old.of, slice(at, at + count))
+            self.shared += count
+        self.past = {name: self.session.place(array) for name, array in past.items()}
+        self.mask, self.length, self.chosen, logits = mask[:, :begin], begin, chosen, np.empty(0)
+        for at in range(begin, size, chunk):
             logits = self._grow(ids[:, at : at + chunk], mask[:, at : at + chunk])[:, -1]
+        rows_of = np.repeat(np.arange(len(rows)), beams)
         if beams > 1:
-            rows_of = np.repeat(np.arange(len(rows)), beams)
             self.reorder(rows_of)
-            logits = logits[rows_of]
-        return logits
+        self._hold(rows, rows_of, known)
+        return logits[rows_of]
+
+    def _begin(
+        self,
+        rows: Sequence[Sequence[int]],
+        known: dict[int, Beginning],
+        more: int,
+        chosen: Array,
+    ) -> int:
+        """How many columns need not be read, because the cache holds them for all rows.
+
+        What all rows have in common is read here, as a row of its own, if that pays.
+        """
+        size, count = max(map(len, rows)), len(rows)
+        chunk = self._parts(size)
+        # Each row reads as many tokens as the one that has most to read.
+        own = max(len(row) - known[r].same for r, row in enumerate(rows))
+        best = cost(own, chunk, count)
+        same = min(common(rows[0][:-1], row[:-1]) for row in rows) if len({*chosen}) == 1 else 0
+        if cost(same, chunk) + cost(size - same, chunk, count) < PAYS * best:
+            self.start([rows[0][:same]], more, 1, chosen[:1])
+            self.held = []
+            known |= dict.fromkeys(known, Beginning(0, same, False))
+            return same
+        return size - own if best < PAYS * cost(size, chunk, count) else 0
 
     def step(self, tokens: Array) -> Array:
-        return self._grow(tokens[:, None], np.ones((len(tokens), 1), bool))[:, -1]
+        logits = self._grow(tokens[:, None], np.ones((len(tokens), 1), bool))[:, -1]
+        self._holds_more(tokens[:, None])
+        return logits
 
     def apart(self, rows: int) -> str:
         if rows > 1:
@@ -289,10 +379,13 @@ class Growing(Decoder):
 
     def extend(self, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> list[Array]:
         ids = np.array(tokens)
-        return [*self._grow(ids, np.ones(ids.shape, bool), ids.shape[1])]
+        found = [*self._grow(ids, np.ones(ids.shape, bool), ids.shape[1])]
+        self._holds_more(tokens)
+        return found
 
     def forget(self, row: int, count: int) -> None:
         if count:
+            self._holds_less(row, count)
             self.length -= count
             self.mask = self.mask[:, : self.length]
             self.past = self._picked((slice(None), slice(None), slice(self.length)))
@@ -314,99 +407,16 @@ class Growing(Decoder):
         return {name: self.session.place(array) for name, array in new.items()}
 
     def reorder(self, rows: Array) -> None:
+        held, self.held = self.held, []
         self.past = self._picked(rows)
         self.mask, self.chosen = self.mask[rows], self.chosen[rows]
+        self._hold(held, rows, held)
 
     def keep(self, rows: Array) -> None:
         self.reorder(rows)
 
 
-class EncoderDecoder(Decoder):
-    """An encoder that runs once for each prompt, and a decoder that starts with its own tokens.
-
-    In its first call the decoder computes the keys and values of the encoder's output, and returns
-    them; with use_cache_branch, it takes them back. Those of its own tokens grow.
-    """
-
-    def __init__(self, encoder: Session, decoder: Session) -> None:
-        note = "a decoder that reads an encoder's output grows its cache"
-        super().__init__(
-            decoder,
-            note=note,
-            bound="behind an encoder, rows begin with nothing to look up; leave out speculate",
-        )
-        self.encoder = encoder
-        self.begin: list[list[int]] = []
-        self._read: tuple[Any, Any, dict[str, Array]] = (None, None, {})
-
-    @property
-    def hears(self) -> tuple[int, int] | None:
-        """The bands and frames of the sounds that the encoder reads; None if it reads tokens."""
-        found = self.encoder.inputs.get(FEATURES)
-        _, bands, frames = (found and found.dims) or (None, None, None)
-        return (bands, frames) if isinstance(bands, int) and isinstance(frames, int) else None
-
-    def encode(self, rows: Sequence[Any], chosen: Array | None = None) -> dict[str, Array]:
-        """What the decoder is given of these rows, tokens or features (bands, frames)."""
-        chosen = np.zeros(len(rows), np.int64) if chosen is None else chosen
-        if self._read[0] is not rows or not np.array_equal(self._read[1], chosen):
-            given = {CHOICE: chosen}
-            if self.hears:
-                read = {FEATURES: np.stack(rows)}
-            else:
-                ids, mask = _together(rows)
-                read = {"input_ids": ids, MASK: mask.astype(np.int64)}
-                given[f"encoder_{MASK}"] = mask
-            known = self.encoder.inputs
-            feeds = {name: x for name, x in {**read, CHOICE: chosen}.items() if name in known}
-            [hidden, *_] = self.encoder(feeds)
-            self._read = rows, chosen, {**given, _STATES: hidden}
-        return self._read[2]
-
-    def apart(self, rows: int) -> str:
-        return self.bound
-
-    def start(
-        self,
-        rows: Sequence[Sequence[int]],
-        more: int,
-        beams: int = 1,
-        chosen: Array | None = None,
-    ) -> Array:
-        given, own = self.encode(rows, chosen), np.array(self.begin)
-        own = np.broadcast_to(own, (len(rows), own.shape[1]))
-        begin = {"input_ids": own, "use_cache_branch": [False]}
-        empty = {n: np.zeros(sized(t, len(rows), 0), t.dtype) for n, t in self.caches.items()}
-        values = self.session({**self._fit({**given, **begin}), **empty})
-        found = dict(zip(self.session.outputs, values, strict=True))
-        logits = self._last(values)[:, -1]
-        past = {n: found[n.replace(PAST, PRESENT)].repeat(beams, 0) for n in self.caches}
-        self.past = {name: self.session.place(array) for name, array in past.items()}
-        self.given = {name: x.repeat(beams, 0) for name, x in given.items()}
-        return logits.repeat(beams, 0)
-
-    def step(self, tokens: Array) -> Array:
-        grown = {}
-        for name, old in self.past.items():
-            if _OWN in name:
-                rows, heads, length, size = old.shape
-                longer = np.empty((rows, heads, length + 1, size), old.dtype)
-                grown[name] = self.session.place(longer)
-        new = {"input_ids": tokens[:, None], "use_cache_branch": [True]}
-        logits = self._run({**self.given, **new}, self.past, grown)[:, -1]
-        self.past |= grown
-        return logits
-
-    def reorder(self, rows: Array) -> None:
-        # All beams of a prompt read the same from the encoder.
-        self.past |= self._picked(rows, _OWN)
-
-    def keep(self, rows: Array) -> None:
-        self.past = self._picked(rows)
-        self.given = {name: array[rows] for name, array in self.given.items()}
-
-
-def _together(rows: Sequence[Sequence[int]], *, left: bool = False) -> tuple[Array, Array]:
+def together(rows: Sequence[Sequence[int]], *, left: bool = False) -> tuple[Array, Array]:
     """Rows of different lengths as one array, padded on one side, and where their tokens are."""
     lengths = np.array([len(row) for row in rows])
     longest = lengths.max()

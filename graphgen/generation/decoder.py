@@ -18,10 +18,10 @@ from graphgen.generation.caches import (
     PAST,
     PRESENT,
     Decoder,
-    EncoderDecoder,
     Growing,
     InPlace,
 )
+from graphgen.generation.encoder_decoders import EncoderDecoder
 from graphgen.generation.huge_pages import side_by_side
 from graphgen.generation.speech import FEATURES
 from graphgen.graph import ModelLike, present_inputs

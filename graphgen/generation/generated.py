@@ -13,8 +13,8 @@ from graphgen.display import fields, on_screen
 from graphgen.errors import GraphgenError, user_line, warn
 from graphgen.export.by_row import Chosen, numbers_of
 from graphgen.generation.beams import Beams
-from graphgen.generation.caches import EncoderDecoder
 from graphgen.generation.config import longrope_length
+from graphgen.generation.encoder_decoders import EncoderDecoder
 from graphgen.generation.grammar import Grammatical
 from graphgen.generation.options import Options
 from graphgen.generation.prompts import Prompts, read_prompts, says
@@ -32,7 +32,8 @@ class Generation:
     """An iterator over steps: each is a list of every row's new token, None if the row has ended.
 
     `tokens` holds those so far, a list for each row; `texts()` gives their text. A beam search
-    gives its steps when it is done. `prefill` and `decode` are numbers of tokens and seconds.
+    gives its steps when it is done. `prefill` and `decode` are numbers of tokens and seconds;
+    `shared` tokens of the prompts were not read, because the cache had them.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class Generation:
                 "factors, but the cache keeps the first ones: from there on, give the text to a "
                 "new call"
             )
+        self.shared = 0
         self.prefill, self.decode = (sum(map(len, self.prompts)), 0.0), (0, 0.0)
         self._copies = options.num_return_sequences
         self.prompts, self._begin = (
@@ -226,6 +228,7 @@ class Generation:
                 f"generate: {error}, for {self._most} new tokens; give fewer max_new_tokens"
             ) from error
         self.prefill = (self.prefill[0], time.perf_counter() - then)
+        self.shared = self._decoder.shared
         return logits
 
     def _check_use(self) -> None:

@@ -4,8 +4,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import takewhile
-from operator import eq
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -13,6 +11,7 @@ import numpy as np
 
 from graphgen.errors import GraphgenError, needed, user_line
 from graphgen.files import read_bytes, read_json
+from graphgen.generation.prefixes import common
 from graphgen.operands import Array
 
 Grammar: TypeAlias = Mapping[str, Any] | re.Pattern[str] | str | Path
@@ -78,7 +77,7 @@ class Grammatical:
         """The parser of a row, behind its tokens."""
         matcher, read = self._rows.get(number) or (self._fresh.deep_copy(), [])
         text = [token for token in tokens if token not in self._ends]
-        same = sum(takewhile(bool, map(eq, read, text)))  # from the first on
+        same = common(read, text)
         if same < len(read):
             matcher.rollback(len(read) - same)
         matcher.consume_tokens(text[same:])

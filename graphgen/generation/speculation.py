@@ -8,13 +8,13 @@ random numbers, so not only the distribution but every token stays the same.
 
 import itertools
 import math
-import operator
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 
 from graphgen.generation.caches import Decoder
+from graphgen.generation.prefixes import common
 from graphgen.operands import Array
 
 GUESSES = 10
@@ -130,7 +130,7 @@ class Draft:
         """As many of these guesses, after reading what the row has had since."""
         read, new = self._read[row], self._known(tokens)
         # The last one gives the logits, so it is read again.
-        same = sum(itertools.takewhile(bool, map(operator.eq, read, new[:-1])))
+        same = common(read, new[:-1])
         self._decoder.forget(row, len(read) - same)
         del read[same:], new[:same]
         for i in range(count):

@@ -143,6 +143,11 @@ def test_prompts_have_adapters_of_their_own(
             guessed = generator(prompts, adapter=names, max_new_tokens=8, speculate=LOOKUP, **how)
             assert (list(guessed), guessed.tokens)[1] == wanted
             assert guessed.speculation is not None and guessed.speculation.checked
+    long = [[*range(5, 45), *prompt] for prompt in prompts]  # rows of one adapter share these
+    plain = Generator(out, adapters=adapters, threads=1, prefix_cache=False)
+    for least, order in ((40, names), (120, ["b", "a", "a", None])):
+        one, two = (g(long, adapter=order, max_new_tokens=8) for g in (plain, generator))
+        assert [*one] == [*two] and least <= two.shared < 4 * 40 + 4
     words = ["generate", str(out), "--ids", "5,9,2", "--ids", "5,9,2", "--max-new-tokens", "8"]
     assert main([*words, "--adapter", f"a={run}", "--use", "a", "--use", ""]) == 0
     base = merged[None]([5, 9, 2], max_new_tokens=8)
