@@ -48,6 +48,7 @@ from graphgen.graph import ModelLike, count_operators, parameters
 from graphgen.match import Engine, Pass, run_passes
 from graphgen.op import TABLE
 from graphgen.passes import Report
+from graphgen.passes.runs import Memory
 from graphgen.passes.training.accumulate import into_buffers, results
 from graphgen.passes.training.adapters import LoRA, adapt, trained_whole
 from graphgen.passes.training.batch_norms import by_batch, in_evaluation, statistics
@@ -345,7 +346,8 @@ class Prepared:
         _check_kernels(self.evaluation, self.runtime)
         engine, [*passes, official] = Engine(stop_after), self.passes
         if verify:
-            engine.verify, engine.verify_whole = compare, _compare_results
+            engine.verify = partial(compare, memory=Memory())
+            engine.verify_whole = _compare_results
         done = Report(self.runtime.name, self.runtime.runtime)
         done.ops_before = count_operators(self.training)
         done.passes = run_passes(self.training, passes, engine, partial(self._after, engine))

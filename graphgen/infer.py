@@ -37,7 +37,7 @@ TEXTS = 1 << 12
 
 _LARGE = 1024
 _ELEMENT = re.compile(rf"\b{ELEMENT}\d+\b")
-_MADE_UP = re.compile(r"\b(_d|unk__)\d+\b")
+MADE_UP = re.compile(r"\b(_d|unk__)\d+\b")
 _LIBRARY_ERRORS = (
     ValueError,
     OpUsageError,
@@ -141,7 +141,7 @@ def is_named(dim: Dim) -> bool:
 
     `_d0` comes from the library; in a graph it is one size, which `from_converter` need not be.
     """
-    return isinstance(dim, int) or (dim.value is not None and not _MADE_UP.search(dim.value))
+    return isinstance(dim, int) or (dim.value is not None and not MADE_UP.search(dim.value))
 
 
 def from_converter(dim: Dim) -> bool:

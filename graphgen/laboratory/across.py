@@ -27,8 +27,8 @@ from graphgen.measure.accuracy import differ, finite
 from graphgen.measure.cost import used_outputs
 from graphgen.measure.feeds import at_sizes, given_sizes, invent
 from graphgen.operands import Array
+from graphgen.passes.legalize import runnable
 from graphgen.passes.repros import BOTH, write
-from graphgen.passes.verify import runnable
 from graphgen.traits import Trait, has
 from graphgen.version import VERSION
 

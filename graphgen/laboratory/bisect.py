@@ -44,9 +44,10 @@ from graphgen.measure.feeds import at_sizes, given_sizes, invent
 from graphgen.measure.latency import latency, measure
 from graphgen.operands import Array
 from graphgen.passes import PIPELINE, apply, passes_of, pipeline
+from graphgen.passes.legalize import runnable
 from graphgen.passes.repros import BOTH, DIFFERENCE, TIME, write
 from graphgen.passes.training.accumulate import for_stock, results
-from graphgen.passes.verify import parts_of, runnable
+from graphgen.passes.verify import parts_of
 from graphgen.subgraphs import content
 from graphgen.targets import Device, TargetName, target as find_target
 from graphgen.traits import Trait, has

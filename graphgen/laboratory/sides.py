@@ -22,8 +22,9 @@ from graphgen.match import Engine, Pass, run_passes
 from graphgen.measure.feeds import at_sizes, given_sizes
 from graphgen.operands import Array
 from graphgen.passes.clean import clean
+from graphgen.passes.legalize import runnable
 from graphgen.passes.repros import DIFFERENCE, script_against, script_against_python
-from graphgen.passes.verify import BOUNDS, runnable
+from graphgen.passes.verify import BOUNDS
 from graphgen.providers import Name, Provider, runtime_message
 from graphgen.traits import Trait, has
 

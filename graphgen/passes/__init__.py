@@ -25,6 +25,7 @@ from graphgen.passes.clean import clean
 from graphgen.passes.fuse import fuse
 from graphgen.passes.fusions import FORMULAS, RECOGNIZED
 from graphgen.passes.legalize import legalize
+from graphgen.passes.runs import Memory
 from graphgen.passes.verify import compare, compare_models
 from graphgen.passes.words import count_words, word_of, words_of
 from graphgen.processor import Instructions
@@ -320,7 +321,7 @@ def optimize(
     engine = Engine(stop_after, verify if callable(verify) else None)
     if verify is True:
         folder = None if repros is None else Path(repros)
-        engine.verify = partial(compare, repros=folder, known=set())
+        engine.verify = partial(compare, repros=folder, memory=Memory())
         engine.verify_whole = partial(compare_models, repros=folder)
     report.passes = apply(model, some, engine, after_each)
     check_invariants(model, "optimize")

@@ -7,10 +7,10 @@ from functools import partial
 import onnx_ir as ir
 
 from graphgen import ops
-from graphgen.edit import tidy
+from graphgen.edit import infer_model, tidy
 from graphgen.errors import GraphgenError
 from graphgen.graph import bodies, operator_name, present_inputs
-from graphgen.infer import schema_of
+from graphgen.infer import OPSET, schema_of
 from graphgen.match import Engine, Miss, Outcome, PassReport, Rewrite, Rule, Site
 from graphgen.op import TABLE, Op, find_op, is_a, read_attributes
 from graphgen.ops.contrib import (
@@ -22,7 +22,7 @@ from graphgen.ops.contrib import (
 from graphgen.places import where_is
 from graphgen.recognize.group_query import as_group_query
 from graphgen.record import current_tape
-from graphgen.targets import Target
+from graphgen.targets import Target, TargetName, newest_opset, target as find_target
 from graphgen.traits import Trait, has
 from graphgen.value import Tensor, adopt
 from graphgen.version import minor
@@ -54,6 +54,20 @@ def legalize(model: ir.Model, engine: Engine, target: Target) -> PassReport:
         report.sites += _left(model, target)
     tidy(model)
     return report
+
+
+def runnable(part: ir.Model, target: TargetName = "cpu") -> ir.Model:
+    """The model, or a copy in which operators that the target lacks are their bodies.
+
+    The target is this runtime's CPU, or another one.
+    """
+    profile = find_target(target)
+    composites = [node for node in part.graph if (op := find_op(node)) is not None and op.composite]
+    if newest_opset() < OPSET or not all(map(profile.runs, composites)):
+        part = part.clone()
+        legalize(part, Engine(context=infer_model(part)), profile)
+        part.graph.opset_imports[""] = min(newest_opset(), part.graph.opset_imports[""])
+    return part
 
 
 def _for_all(target: Target, model: ir.Model) -> Target:

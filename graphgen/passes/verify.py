@@ -10,20 +10,19 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from graphgen.edit import identity_of, infer_model
+from graphgen.edit import identity_of
 from graphgen.errors import GraphgenError
 from graphgen.infer import OPSET, is_named
-from graphgen.match import UNVERIFIED, Engine, Rewrite, region_of
+from graphgen.match import UNVERIFIED, Rewrite, region_of
 from graphgen.measure.feeds import feeds_of_kind, sizes_of
 from graphgen.measure.reference import evaluate
-from graphgen.op import find_op
 from graphgen.operands import Array
-from graphgen.passes.legalize import legalize
+from graphgen.passes.legalize import runnable
 from graphgen.passes.repros import BOTH, DIFFERENCE, write
+from graphgen.passes.runs import Memory, Trials, renumbered, serialized
 from graphgen.record import Tape
 from graphgen.runtime import Session
 from graphgen.subgraphs import nodes_of, read_by, subgraphs_of
-from graphgen.targets import TargetName, newest_opset, target as find_target
 
 BOUNDS = {"float64": 1e-7, "float32": 5e-6, "float16": 5e-3, "bfloat16": 4e-2}
 """Largest relative RMS difference between after and before, by dtype.
@@ -46,6 +45,11 @@ _TRIALS = (
 )  # fmt: skip
 """A size to start from, and the kind of floats: see `feeds_of_kind`."""
 
+_BASES = tuple(dict.fromkeys(base for base, _ in _TRIALS))
+
+_MOST_ABOVE = 64
+"""A part with more nodes than this above its site takes the sizes of its inputs from a run."""
+
 
 def compare(
     root: ir.Node,
@@ -54,7 +58,7 @@ def compare(
     results: Sequence[ir.Value | None],
     *,
     repros: Path | None = None,
-    known: set[bytes] | None = None,
+    memory: Memory | None = None,
 ) -> str | None:
     """What differs between a node's outputs and a rewrite's recorded results, or None.
 
@@ -62,17 +66,39 @@ def compare(
     edge cases, at several sizes. A result that is NaN before the rewrite is undefined; with a
     caveat, so is a row that is zeros after it, of which a mask keeps nothing. NaN may not appear
     where there was none. For a difference, a minimal model is left in a folder of `repros`.
-    Parts that did not differ are remembered in `known`: layers repeat them.
+    Parts that did not differ are remembered in `memory`: layers repeat them. So are runs of the
+    graph, which tell the sizes of values behind many nodes.
     """
-    _, before, after = parts_of(root, tape, rewrite, results)
-    empty_rows = bool(rewrite.caveat)
-    return compare_models(root.op_type, before, after, empty_rows, repros=repros, known=known)
+    memory = Memory() if memory is None else memory
+    inputs, before, after, observed = _parts(root, tape, rewrite, results, memory)
+    trials = {base: [run.trial(inputs)] for base, run in memory.runs.items()}
+    return compare_models(
+        root.op_type,
+        before,
+        after,
+        bool(rewrite.caveat),
+        trials if observed else None,
+        repros=repros,
+        equal=memory.equal,
+    )
 
 
 def parts_of(
     root: ir.Node, tape: Tape, rewrite: Rewrite, results: Sequence[ir.Value | None]
 ) -> tuple[list[str], ir.Model, ir.Model]:
     """The values of the graph that become x0, x1, ..., and the parts before and after a rewrite."""
+    inputs, before, after, _ = _parts(root, tape, rewrite, results)
+    return [str(value.name) for value in inputs], before, after
+
+
+def _parts(
+    root: ir.Node,
+    tape: Tape,
+    rewrite: Rewrite,
+    results: Sequence[ir.Value | None],
+    memory: Memory | None = None,
+) -> tuple[list[ir.Value], ir.Model, ir.Model, bool]:
+    """The inputs of both parts, the parts, and whether sizes of the inputs were observed."""
     made = set(tape.nodes)
     olds = [*root.outputs, *rewrite.also]
     outputs = [(y, new) for y, new in zip(olds, results, strict=False) if new is not None]
@@ -82,12 +108,21 @@ def parts_of(
     stop = [v for v in leaves if v.producer() not in inner]
     region = dict.fromkeys(region_of(root, stop))
     leaves += [value for value in _outside(region) if value.producer() not in region]
-    inputs, above = _free(leaves, region)
+    inputs, above = _free(leaves, region, most=None if memory is None else _MOST_ABOVE)
+    observed = memory is not None and len(above) > _MOST_ABOVE
+    free = {value: value.shape for value in inputs}
+    if memory is not None and observed:
+        assert root.graph is not None
+        _, above = _free(leaves, region, memory, most=_MOST_ABOVE)
+        if len(above) > _MOST_ABOVE:
+            memory.observe(root.graph, above, _BASES)
+        inputs, above = _free(leaves, region, memory)
+        free = {value: memory.shape(value, i) for i, value in enumerate(inputs)}
     shared = _in_order(above)
     replaced = [node for node in _in_order(region | above) if node not in above]
-    before = _part(inputs, [y for y, _ in outputs], [*shared, *replaced])
-    names = [str(value.name) for value in inputs]
-    return names, before, _part(inputs, [y for _, y in outputs], [*shared, *tape.nodes])
+    before = _part(free, [y for y, _ in outputs], [*shared, *replaced])
+    after = _part(free, [y for _, y in outputs], [*shared, *tape.nodes])
+    return inputs, before, after, observed
 
 
 def compare_models(
@@ -95,28 +130,34 @@ def compare_models(
     before: ir.Model,
     after: ir.Model,
     empty_rows: bool = False,
+    trials: Trials | None = None,
     *,
     repros: Path | None = None,
-    known: set[bytes] | None = None,
+    equal: set[bytes] | None = None,
 ) -> str | None:
-    """What differs between two models of the same inputs and outputs, or None; see `compare`."""
+    """What differs between two models of the same inputs and outputs, or None; see `compare`.
+
+    `trials` has the sizes from each base, and what some inputs hold; by default all that may fit.
+    """
     try:
         parts = [runnable(part) for part in (before, after)]
-        files = list(map(_bytes, parts))
-        same = sha256(b"%d %d " % (empty_rows, len(files[0])) + b"".join(files)).digest()
-        if known is not None and same in known:
+        files = list(map(serialized, parts))
+        start = f"{empty_rows} {len(files[0])} {trials} ".encode()
+        same = sha256(start + b"".join(files)).digest()
+        if equal is not None and same in equal:
             return None
         # Parts are small: starting and stopping more threads takes longer than all their runs.
         sessions = [Session(x, provider="cpu", optimize=False, threads=1) for x in files]
     except GraphgenError as e:
         return f"{UNVERIFIED}: {e}"
-    sizes = {base: sizes_of(before, base, long=True) for base, _ in _TRIALS}
-    ways: Sequence[int] = range(len(sizes[1]))
+    trials = trials or {b: [(n, {}) for n in sizes_of(before, b, long=True)] for b in _BASES}
+    ways: Sequence[int] = range(max(map(len, trials.values())))
     ran = 0
     for trial, (base, kind) in enumerate(_TRIALS):
         for way in ways:
             try:
-                feeds = feeds_of_kind(before, sizes[base][way], kind, seed=trial)
+                sizes, given = trials[base][way]
+                feeds = feeds_of_kind(before, sizes, kind, seed=trial) | given
                 old = sessions[0](feeds)
             except GraphgenError:
                 continue  # sizes that do not fit together
@@ -130,8 +171,8 @@ def compare_models(
             break
     if not ran:
         return f"{UNVERIFIED}: no sizes were found at which it runs"
-    if known is not None:
-        known.add(same)
+    if equal is not None:
+        equal.add(same)
     return None
 
 
@@ -154,28 +195,6 @@ def _problem(
     return None
 
 
-def runnable(part: ir.Model, target: TargetName = "cpu") -> ir.Model:
-    """The model, or a copy in which operators that the target lacks are their bodies.
-
-    The target is this runtime's CPU, or another one.
-    """
-    profile = find_target(target)
-    composites = [node for node in part.graph if (op := find_op(node)) is not None and op.composite]
-    if newest_opset() < OPSET or not all(map(profile.runs, composites)):
-        part = part.clone()
-        legalize(part, Engine(context=infer_model(part)), profile)
-        part.graph.opset_imports[""] = min(newest_opset(), part.graph.opset_imports[""])
-    return part
-
-
-def _bytes(part: ir.Model) -> bytes:
-    try:
-        data: bytes = ir.to_proto(part).SerializeToString()
-        return data
-    except Exception as e:  # protobuf's EncodeError, or a ValueError, by its version
-        raise GraphgenError("it takes more than the 2 GiB of one file") from e
-
-
 def _in_order(nodes: Mapping[ir.Node, None]) -> list[ir.Node]:
     """The nodes, each after those whose results it uses, whatever their scope."""
     made_by = {node: [v.producer() for v in read_by(node)] for node in nodes}
@@ -193,28 +212,38 @@ def _outside(nodes: Iterable[ir.Node]) -> list[ir.Value]:
 
 
 def _free(
-    leaves: Sequence[ir.Value], region: Mapping[ir.Node, None]
+    leaves: Sequence[ir.Value],
+    region: Mapping[ir.Node, None],
+    memory: Memory | None = None,
+    *,
+    most: int | None = None,
 ) -> tuple[list[ir.Value], dict[ir.Node, None]]:
     """Values that can take random content, and the nodes from them down to `leaves`.
 
     Integers are sizes or indices, numbers may be made of them, and a dimension without a name
     depends on others: such values are computed from their operands, and so are values that the
-    region, or other leaves, compute.
+    region, or other leaves, compute. Runs in `memory` tell sizes, and what such integers hold.
+    It stops with more than `most` nodes.
     """
     inputs: dict[ir.Value, None] = {}
     above: dict[ir.Node, None] = {}
+    ends = set(leaves)
     pending = list(dict.fromkeys(leaves))
-    while pending:
+    while pending and (most is None or len(above) <= most):
         value = pending.pop()
         node = value.producer()
-        named = value.shape is not None and all(map(is_named, value.shape))
-        opaque = node is None or bool(subgraphs_of(node))
-        derived = node in region or (node is not None and {*leaves}.issuperset(_outside([node])))
-        if opaque or (named and not derived and not _of_sizes(value)):
+        read = [] if node is None else _outside([node])
+        if memory is not None:
+            free = memory.knows(value)
+        else:
+            named = value.shape is not None and all(map(is_named, value.shape))
+            free = named and not _of_sizes(value)
+        derived = node in region or (node is not None and ends.issuperset(read))
+        if node is None or subgraphs_of(node) or (free and not derived):
             inputs[value] = None
-        elif node is not None and node not in above:
+        elif node not in above:
             above[node] = None
-            pending += _outside([node])
+            pending += read
     return [value for value in inputs if value.producer() not in above], above
 
 
@@ -231,13 +260,15 @@ def _of_sizes(value: ir.Value) -> bool:
 
 
 def _part(
-    inputs: Sequence[ir.Value], outputs: Sequence[ir.Value], nodes: Sequence[ir.Node]
+    inputs: Mapping[ir.Value, ir.Shape | None],
+    outputs: Sequence[ir.Value],
+    nodes: Sequence[ir.Node],
 ) -> ir.Model:
-    """A model of some nodes, cloned; values from outside are its inputs."""
+    """A model of some nodes, cloned; values from outside are its inputs, of these shapes."""
     values: dict[ir.Value, ir.Value] = {}
-    for i, value in enumerate(inputs):
-        shape = None if value.shape is None else ir.Shape(value.shape.dims)
-        values[value] = ir.Value(name=f"x{i}", type=value.type, shape=shape)
+    names = dict[str, str]()
+    for i, (value, shape) in enumerate(inputs.items()):
+        values[value] = ir.Value(name=f"x{i}", type=value.type, shape=renumbered(shape, names))
     initializers: dict[ir.Value, ir.Value] = {}
     copies = []
     for node in nodes:
@@ -252,7 +283,7 @@ def _part(
             num_outputs=len(node.outputs),
         )  # fmt: skip
         for old, new in zip(node.outputs, copy.outputs, strict=True):
-            new.type, new.shape = old.type, old.shape
+            new.type, new.shape = old.type, renumbered(old.shape, names)
             values[old] = new
         copies.append(copy)
     results = []
