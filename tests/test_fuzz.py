@@ -203,7 +203,7 @@ class Trial:
         if np.isinf(noise):
             return  # rounding alone makes it infinite, or NaN
         assert new.shape == old.shape, f"{what}, {self.mode}: {new.shape}, was {old.shape}"
-        problem = _differ(old, new.astype(old.dtype), None, False)
+        problem = _differ(old, new.astype(old.dtype))
         if problem and old.dtype.kind == "f" and _distance(old, new) <= 10 * noise:
             return
         if problem and old.dtype.kind == "f" and _distance(self.exact[i], new) <= ROUNDING:
