@@ -16,26 +16,39 @@ Row = dict[str, Any]
 
 
 class Lines(NamedTuple):
-    """A file of JSON lines, the types of all its columns, and the spans of lines it consists of."""
+    """A file of JSON lines, the types of all its columns, and the spans of lines it consists of.
+
+    The columns `as_text` hold JSON as texts: with a type of their own, objects would have to have
+    the same fields, and get those of the others as nulls.
+    """
 
     file: Path
     schema: Any
     spans: list[Span]
+    as_text: Sequence[str] = ()
 
     def read(self, span: Span) -> Any:
         """The rows of a span, a pyarrow.Table of the schema."""
         with self.file.open("rb") as stream:
             stream.seek(span["offset"])
             lines = stream.read(span["size"]).split(b"\n")
-        rows = [json.loads(line) for line in lines if line.strip()]
+        rows = [_as_text(json.loads(line), self.as_text) for line in lines if line.strip()]
         return needed("pyarrow").Table.from_pylist(rows, self.schema)
 
 
-def scan(file: Path, count: int, check: Callable[[Row, str], Any]) -> Lines:
+def _as_text(row: Row, columns: Sequence[str]) -> Row:
+    """A row in which these columns are JSON, if they are not texts as they are."""
+    nested = {n: x for n in columns if (x := row.get(n)) is not None and not isinstance(x, str)}
+    return row | {name: json.dumps(value, ensure_ascii=False) for name, value in nested.items()}
+
+
+def scan(
+    file: Path, count: int, check: Callable[[Row, str], Any], as_text: Sequence[str] = ()
+) -> Lines:
     """Spans of `count` lines; `check` sees each row with its place: its file and line.
 
-    Empty lines are skipped. Raises GraphgenError for a line that is not an object, and for columns
-    without a common type.
+    The columns `as_text` are JSON as texts. Empty lines are skipped. Raises GraphgenError for a
+    line that is not an object, and for columns without a common type.
     """
     pa, where = needed("pyarrow"), str(file)
     schema, spans, number, offset = pa.schema([]), list[Span](), 1, 0
@@ -51,7 +64,7 @@ def scan(file: Path, count: int, check: Callable[[Row, str], Any]) -> Lines:
                         row = json.loads(line)
                         if not isinstance(row, dict):
                             raise ValueError(f"a {type(row).__name__}, not an object")
-                        check(row, where)
+                        check(row := _as_text(row, as_text), where)
                         rows.append(row)
                 taken = sum(map(len, lines))
                 if rows:
@@ -65,7 +78,7 @@ def scan(file: Path, count: int, check: Callable[[Row, str], Any]) -> Lines:
         raise GraphgenError(f"{where}: {reason}; give a file of JSON lines") from error
     if not spans:
         raise GraphgenError(f"{file} has no lines; give a file of JSON lines")
-    return Lines(file, schema, spans)
+    return Lines(file, schema, spans, as_text)
 
 
 def write_parquet(out: Path, schema: Any, tables: Iterable[Any]) -> int:

@@ -293,14 +293,17 @@ class Slices(NamedTuple):
         return self.table.slice(span["offset"], span["size"])
 
 
-def spans_of(path: Path, count: int, check: Callable[[Row, str], Any]) -> Lines | Slices:
+def spans_of(
+    path: Path, count: int, check: Callable[[Row, str], Any], as_text: Sequence[str] = ()
+) -> Lines | Slices:
     """The rows of a file or folder, in spans of `count`; `check` sees each with its place.
 
-    A file of any other kind is one of JSON lines, which stay in the file until a span is read.
+    A file of any other kind is one of JSON lines, which stay in the file until a span is read;
+    their columns `as_text` become JSON as texts.
     Raises GraphgenError if it cannot be read or has no rows.
     """
     if not path.is_dir() and path.suffix not in set(KINDS) - {".jsonl"}:
-        return scan(path, count, check)
+        return scan(path, count, check, as_text)
     rows = open_table(path)
     for number, row in enumerate(rows.rows(rows.names)):
         check(row, rows.where(number))

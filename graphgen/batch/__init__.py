@@ -146,7 +146,8 @@ class Stage:
             raise GraphgenError(f"--{option} needs a model that continues texts; {folder} has none")
         if found and task not in (None, found):
             raise GraphgenError(f"{folder} is for {found}, not for {task}")
-        texts = Texts(folder, limit, truncate=truncate)
+        texts = Texts(folder, limit, truncate=truncate, chat=bool(found))
+        self.as_text = texts.columns
         how: dict[str, Any] = {"threads": threads, "provider": provider, "strict": strict}
         both: dict[str, Any] = {"adapter": adapter, "adapters": adapters}
         if None not in both.values():
@@ -231,7 +232,7 @@ def map_file(
         paths = {n: a for n, a in some.items() if isinstance(a, str | os.PathLike)}
         settings["adapters"] = {**some, **{n: os.path.realpath(a) for n, a in paths.items()}}
     stage = Stage(**where, **settings)
-    lines = spans_of(file, stage.batch * _SPAN, stage.look)
+    lines = spans_of(file, stage.batch * _SPAN, stage.look, stage.as_text)
     added = fields(stage.columns)
     if twice := [field.name for field in added if field.name in lines.schema.names]:
         raise GraphgenError(f"{data} has a column {twice[0]!r}, which the result adds; rename it")

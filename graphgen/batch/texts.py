@@ -1,17 +1,23 @@
 """Rows that are texts: the tokens of one row, and the arrays of several that a graph reads."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from graphgen.errors import GraphgenError
+from graphgen.models.published.chat import Template
 from graphgen.models.published.folder import encoded, settings, tokenizer
 from graphgen.models.published.sentence import default_prompt
 from graphgen.operands import Array
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+
+CHAT = ("messages", "tools", "documents")
+"""The columns of a conversation: lists of objects, or texts that are such lists as JSON."""
 
 
 class Text(NamedTuple):
@@ -30,11 +36,13 @@ class Texts:
     """Rows with `ids`, their tokens, or `text`, which the folder's tokenizer splits.
 
     The tokenizer joins `text` and `text_pair`, if there is one, into one text. If the folder of
-    sentence-transformers names a default prompt, each text begins with it.
+    sentence-transformers names a default prompt, each text begins with it. With `chat`, a row may
+    have `messages` instead, and `tools` and `documents` beside them, for the chat template.
     """
 
-    def __init__(self, folder: Path, limit: int | None, *, truncate: bool):
+    def __init__(self, folder: Path, limit: int | None, *, truncate: bool, chat: bool = False):
         self.folder, self.limit = folder, limit
+        self.columns = CHAT if chat else ()
         self.tokenizer = tokenizer(folder, limit=limit if truncate else None)
         read = settings(folder, "tokenizer_config.json").get("model_input_names")
         self.typed = not isinstance(read, list) or INPUTS[2] in read
@@ -46,6 +54,12 @@ class Texts:
         ids, types, known = row.get("ids"), None, range(self.vocabulary)
         texts = [row[name] for name in ("text", "text_pair") if row.get(name) is not None]
         right = all(isinstance(text, str) for text in [row.get("text"), *texts])
+        if ids is None and "messages" in self.columns and row.get("messages") not in (None, ""):
+            if texts:
+                raise GraphgenError(f"{where} has `messages` and `text`; give one of them")
+            return self._conversation(
+                {n: row[n] for n in CHAT if row.get(n) not in (None, "")}, where
+            )
         if ids is None and self.tokenizer is not None and right:
             found = encoded(where, self.tokenizer, self.prompt + texts[0], *texts[1:])
             ids, types = found.ids, found.type_ids if self.typed else None
@@ -62,6 +76,26 @@ class Texts:
             )
         return Text(ids, types or [0] * len(ids))
 
+    @cached_property
+    def _chat(self) -> tuple[Template, Any]:
+        """The folder's template, and a tokenizer that cuts nothing: the end of a text asks."""
+        template = Template(self.folder, dated=True)
+        if (found := tokenizer(self.folder)) is None:
+            raise GraphgenError(f"{self.folder} has no tokenizer.json, which `messages` need")
+        return template, found
+
+    def _conversation(self, given: dict[str, Any], where: str) -> Text:
+        """The tokens up to where the assistant's next message begins."""
+        template, tokens = self._chat
+        text = template.prompt({name: _nested(x) for name, x in given.items()}, where)
+        ids = encoded(where, tokens, text, special=False).ids
+        if not 0 < len(ids) <= (self.limit or len(ids)):
+            raise GraphgenError(
+                f"{where}: the conversation has {len(ids)} tokens; it must have 1 to "
+                f"{self.limit or 'any number'}: leave out messages"
+            )
+        return Text(ids, [0] * len(ids))
+
     def feeds(self, texts: Sequence[Text]) -> dict[str, Array]:
         """Arrays (B, T), padded on the right; the mask is 0 there."""
         shape = (len(texts), max(text.size for text in texts))
@@ -70,3 +104,24 @@ class Texts:
             ids[row, : text.size], types[row, : text.size] = text
             mask[row, : text.size] = 1
         return dict(zip(INPUTS, (ids, mask, types), strict=True))
+
+
+def _nested(value: Any) -> Any:
+    """A column of a conversation, from JSON as a text, or from a table.
+
+    In a table, all objects have the fields of each, and nulls stand for those that are not there;
+    only the content of a message may be a null itself.
+    """
+    if isinstance(value, str):
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            return value  # which the template refuses
+    if isinstance(value, Mapping):
+        kept = {
+            n: x for n, x in value.items() if x is not None or (n == "content" and "role" in value)
+        }
+        return {name: _nested(x) if not isinstance(x, str) else x for name, x in kept.items()}
+    if isinstance(value, list):
+        return [x if isinstance(x, str) else _nested(x) for x in value]
+    return value

@@ -41,7 +41,7 @@ def add_options(add: Callable[..., Any]) -> None:
     add(
         "--data",
         required=True,
-        help="rows with `text`, `ids` or `image`: .jsonl, .csv, .parquet, .arrow, or a folder",
+        help="rows with `text`, `ids`, `messages` or `image`: JSON lines, CSV, Parquet, Arrow",
         **FILE,
     )
     add("-o", "--out", dest="output", required=True, help="a .parquet file", **OUT)

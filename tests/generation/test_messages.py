@@ -1,6 +1,7 @@
 """Conversations as prompts: what the chat template makes of them, and what it must not do."""
 
 import json
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from test_generate import CONFIG, model
 
 from graphgen import commands
+from graphgen.batch import Stage, map_file
 from graphgen.errors import GraphgenError
 from graphgen.export.folders import MODEL, write_folder
 from graphgen.generation import Generator
@@ -24,6 +26,7 @@ TEMPLATE = (
 )
 SPECIAL = ["<s>", "<e>", "<u>", "<a>"]
 ASKED = [{"role": "user", "content": " Hi "}]
+MANY: list[dict[str, Any]] = [{"name": "f", "p": {"a": 1}}, {"name": "g", "p": {"b": None}}]
 TOOLS = [{"name": "f"}]
 
 
@@ -31,7 +34,8 @@ TOOLS = [{"name": "f"}]
 def folder(tmp_path_factory: Any) -> Path:
     """A decoder whose tokenizer begins every text with <s>, as a template does, too."""
     source = tmp_path_factory.mktemp("source")
-    (source / "config.json").write_text(json.dumps(CONFIG))
+    size = {"max_position_embeddings": 256}
+    (source / "config.json").write_text(json.dumps(CONFIG | size))
     characters = {chr(32 + i): i for i in range(90)}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(characters, []))
     tokenizer.decoder = tokenizers.decoders.Fuse()
@@ -42,7 +46,7 @@ def folder(tmp_path_factory: Any) -> Path:
     tokenizer.save(str(source / "tokenizer.json"))
     named = {"bos_token": {"content": "<s>"}, "chat_template": TEMPLATE}
     (source / "tokenizer_config.json").write_text(json.dumps(named))
-    return write_folder(source, tmp_path_factory.mktemp("out") / "model", {MODEL: model()})
+    return write_folder(source, tmp_path_factory.mktemp("out") / "model", {MODEL: model(**size)})
 
 
 @pytest.fixture(scope="module")
@@ -176,3 +180,83 @@ def test_a_template_ends_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(GraphgenError, match=r"TimeoutError: it runs for more than 0\.2 seconds"):
         Template(tmp_path).prompt(ASKED, "prompt 0")
     assert time.monotonic() - then < 5
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet", "with nulls"])
+def test_map_reads_messages(kind: str, folder: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    """The template sees the objects as they were written, whatever a table makes of them."""
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    write = "{{ tools | tojson }}{% for m in messages %}{{ m | tojson }}{% endfor %}"
+    monkeypatch.setattr(Template, "__init__", _with(Template.__init__, write))
+    last = 2 if kind == "with nulls" else "2"  # which no column of numbers holds
+    said: list[Any] = [*ASKED, {"role": "assistant", "content": None, "calls": [{"f": [1, last]}]}]
+    rows = [{"messages": [*said, *ASKED], "tools": MANY}, {"messages": ASKED, "tools": None}]
+    texts = [{name: json.dumps(x) for name, x in row.items() if x} for row in rows]
+    file = tmp_path / f"in.{kind if kind != 'with nulls' else 'parquet'}"
+    if kind == "jsonl":
+        file.write_text("\n".join(map(json.dumps, rows)))
+    elif kind == "csv":
+        pytest.importorskip("pyarrow.csv").write_csv(pa.Table.from_pylist(texts), file)
+    else:
+        parquet.write_table(pa.Table.from_pylist(texts if kind == "parquet" else rows), file)
+    wanted = [row | {"tools": row["tools"] or None} for row in rows]
+    if kind == "with nulls":  # which cannot be told from fields that are not there
+        wanted[0]["tools"] = [{"name": "f", "p": {"a": 1}}, {"name": "g", "p": {}}]
+    one = Generator(folder, threads=1)
+    found = [one(row, max_new_tokens=5) for row in wanted]
+    map_file(folder, file, tmp_path / "out.parquet", max_new_tokens=5)
+    out = parquet.read_table(tmp_path / "out.parquet").to_pylist()
+    assert [row["generated_tokens"] for row in out] == [(list(x), x.tokens[0])[1] for x in found]
+    assert [row["generated_text"] for row in out] == [x.texts()[0] for x in found]
+    if kind == "jsonl":
+        assert json.loads(out[0]["messages"]) == rows[0]["messages"]
+
+
+def _with(begin: Any, source: str) -> Any:
+    def init(self: Any, folder: Path, **how: Any) -> None:
+        begin(self, folder, **how)
+        self._templates["default"] = self._templates["default"].environment.from_string(source)
+
+    return init
+
+
+def test_map_names_bad_conversations(folder: Path, tmp_path: Path, capsys: Any) -> None:
+    pytest.importorskip("pyarrow")
+    file, out = tmp_path / "in.jsonl", tmp_path / "out.parquet"
+    good, loop = (
+        {"messages": ASKED},
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    )
+    long = [{"role": "user", "content": "x" * 300}]
+    cases: list[tuple[Any, str]] = [
+        ({"messages": "Hi"}, "line 2: messages are 'Hi'; give a list of them"),
+        ({"messages": 5}, "line 2: messages are 5; give a list of them"),
+        ({"messages": [{"content": "Hi"}]}, "line 2: a message is {'content': 'Hi'}; give objects"),
+        ({"messages": []}, "line 2: there is no message; give at least one"),
+        ({**good, "tools": "f"}, "line 2: tools is 'f'; give a list of objects"),
+        ({**good, "text": "Hi"}, "line 2 has `messages` and `text`; give one of them"),
+        (
+            {"messages": long},
+            "line 2: the conversation has 304 tokens; it must have 1 to 255: leave",
+        ),
+        ({"tools": []}, "line 2 has neither `text`"),
+    ]
+    for row, told in cases:
+        file.write_text(f"{json.dumps(good)}\n{json.dumps(row)}\n")
+        words = ["map", str(folder), "--data", str(file), "--out", str(out), "--truncate"]
+        assert commands.main(words) == 2
+        assert told in (error := capsys.readouterr().err) and error.count("\n") == 1
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    for template, told in (
+        (loop, "row 1: the chat template of .* ends in TimeoutError: it runs for"),
+        ("{{ raise_exception('no') }}", "row 1: the chat template of .* ends in TemplateError: no"),
+        (None, "has no chat template"),
+    ):
+        other = tmp_path / told[-5:]
+        shutil.copytree(folder, other)
+        (other / "tokenizer_config.json").write_text(
+            json.dumps(config | {"chat_template": template})
+        )
+        with pytest.raises(GraphgenError, match=told):
+            Stage(other).look(good, "row 1")
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == ["", "", "", ".jsonl"]
