@@ -40,7 +40,6 @@ from graphgen.ops.activation import (
 )
 from graphgen.ops.attention import (
     attention,
-    attention_with_sinks,
     attention_with_weights,
     causal_mask,
     merge_heads,
@@ -225,7 +224,6 @@ __all__ = [
     "atan",
     "atanh",
     "attention",
-    "attention_with_sinks",
     "attention_with_weights",
     "average",
     "average_pool",

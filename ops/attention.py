@@ -57,9 +57,8 @@ def scaled_dot_product_attention(
     nothing kept gives zeros, and so do its gradients.
     """
     heads = {"q_num_heads": q_num_heads, "kv_num_heads": kv_num_heads}
-    return attention_with_weights(
-        q, k, v, mask, is_causal=is_causal, scale=scale, softcap=softcap, **heads
-    )[0]
+    options: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "softcap": softcap, **heads}
+    return attention_with_weights(q, k, v, mask, **options)[0]
 
 
 def attention_with_weights(
@@ -68,6 +67,7 @@ def attention_with_weights(
     v: Tensor,
     mask: Tensor | None = None,
     *,
+    sinks: Tensor | None = None,
     is_causal: int = 0,
     kv_num_heads: int | None = None,
     q_num_heads: int | None = None,
@@ -76,43 +76,21 @@ def attention_with_weights(
 ) -> tuple[Tensor, Tensor]:
     """softmax(Q Kᵀ · scale) V in simpler operators, and its weights: the softmax, (B, H, T, S).
 
-    Operands and options are those of `scaled_dot_product_attention`.
-    """
-    flat = rank(q) == 3
-    q, k, v, _ = on_heads(q, k, v, q_num_heads, kv_num_heads)
-    scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
-    weights = attention_weights(*attention_scores(q, k, mask, is_causal, scale, softcap))
-    y = matmul(weights, v)
-    return (merge_heads(y) if flat else y), weights
-
-
-def attention_with_sinks(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    sinks: Tensor,
-    mask: Tensor | None = None,
-    *,
-    is_causal: int = 0,
-    kv_num_heads: int | None = None,
-    q_num_heads: int | None = None,
-    scale: float | None = None,
-    softcap: float = 0.0,
-) -> tuple[Tensor, Tensor]:
-    """Attention of which each head may look at nothing, and its weights, (B, H, T, S).
-
-    The softmax is over the scores and one more, the head's of `sinks`, (H,), which has no value
-    (arXiv 2508.10925, 2.2), so the weights of a row sum to less than 1. Other operands and options
-    are those of `scaled_dot_product_attention`.
+    With `sinks`, (H,), each head may look at nothing: the softmax is over the scores and the head's
+    sink, which has no value (arXiv 2508.10925, 2.2), so the weights of a row sum to less than 1.
+    Other operands and options are those of `scaled_dot_product_attention`.
     """
     flat = rank(q) == 3
     q, k, v, _ = on_heads(q, k, v, q_num_heads, kv_num_heads)
     scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
     scores, keep = attention_scores(q, k, mask, is_causal, scale, softcap)
-    if keep is not None:
-        scores = where(keep, scores, lowest_of(scores))
-    column = expand(reshape(sinks, [1, -1, 1, 1]), [dim(q, 0), 1, dim(q, 2), 1])
-    weights = slice_(softmax(concat(scores, column, axis=-1)), [0], [-1], [-1])
+    if sinks is None:
+        weights = attention_weights(scores, keep)
+    else:
+        if keep is not None:
+            scores = where(keep, scores, lowest_of(scores))
+        column = expand(reshape(sinks, [1, -1, 1, 1]), [dim(q, 0), 1, dim(q, 2), 1])
+        weights = slice_(softmax(concat(scores, column, axis=-1)), [0], [-1], [-1])
     y = matmul(weights, v)
     return (merge_heads(y) if flat else y), weights
 
@@ -131,13 +109,13 @@ def sink_attention(
     scale: float | None = None,
     softcap: float = 0.0,
 ) -> Tensor:
-    """The result of `attention_with_sinks`, (B, H, T, D) or (B, T, H·D).
+    """`attention_with_weights` without the weights: (B, H, T, D) or (B, T, H·D).
 
     It is what passes recognize of the body; no runtime has it, but GroupQueryAttention has sinks.
     """
     heads = {"q_num_heads": q_num_heads, "kv_num_heads": kv_num_heads}
     options: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "softcap": softcap, **heads}
-    return attention_with_sinks(q, k, v, sinks, mask, **options)[0]
+    return attention_with_weights(q, k, v, mask, sinks=sinks, **options)[0]
 
 
 def on_heads(
@@ -145,10 +123,13 @@ def on_heads(
 ) -> tuple[Tensor, Tensor, Tensor, int]:
     """Q, K and V as (B, H, T, D), K and V repeated, and how many heads of Q share one of theirs.
 
-    Raises GraphgenError if the numbers of heads or features are unknown, or the batches differ.
+    Raises GraphgenError if the numbers of heads or features are unknown, if the batches differ, or
+    if the heads of K and V do, or do not divide those of Q.
     """
     try:
         expect_one_batch(x.shape[0] for x in (q, k, v))
+        flat = (q_num_heads, kv_num_heads, kv_num_heads)
+        expect_heads(flat if rank(q) == 3 else (x.shape[1] for x in (q, k, v)))
     except ValueError as error:
         raise GraphgenError(f"Attention: {error}{user_line()}") from error
     for x in (q, k, v):
@@ -172,6 +153,16 @@ def expect_one_batch(batches: Iterable[Any]) -> None:
     if len(set(known)) > 1:
         given = " and ".join(map(str, dict.fromkeys(known)))
         raise ValueError(f"Q, K and V have batches of {given}; make them equal, as by ops.expand")
+
+
+def expect_heads(numbers: Iterable[Any]) -> None:
+    """Raise ValueError if K and V differ in their numbers of heads, or Q's are no multiple."""
+    q, k, v = numbers
+    if all(isinstance(n, int) for n in (q, k, v)) and (k != v or not k or q % k):
+        raise ValueError(
+            f"Q has {q} heads, K {k} and V {v}; K and V must have the same number, and Q a "
+            "multiple of it"
+        )
 
 
 def attention_scores(

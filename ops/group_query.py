@@ -68,7 +68,7 @@ def group_query_attention(
     all rows. A past is a buffer (B, G, capacity, D); its row b holds seqlens_k[b] + 1 - T tokens,
     or none if total_sequence_length is T. The new ones go after those, as outputs 1 and 2. Each
     query keeps the last `local_window_size` keys, and has its head's sink, of `head_sink` (H,), if
-    these are given: see `attention_with_sinks`. With `do_rotary`, Q and K are turned first by the
+    these are given: see `attention_with_weights`. With `do_rotary`, Q and K are turned first by the
     rows of the caches, (P, R/2), at these places. Buffers of int8 hold round(x / scale), at most
     ±127 (-128 below), and the scales have one element, or are (1, G, 1, D).
     """

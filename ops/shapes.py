@@ -22,7 +22,7 @@ from graphgen.infer import (
     same_dim,
     same_size,
 )
-from graphgen.ops.attention import expect_one_batch
+from graphgen.ops.attention import expect_heads, expect_one_batch
 from graphgen.ops.linalg import labels_of
 from graphgen.ops.quantized import expect_scales
 from graphgen.ops.spatial_shapes import give_up
@@ -127,6 +127,7 @@ def _check_attention(node: ir.Node) -> None:
     assert q is not None and k is not None and v is not None
     expect_one_batch(x.shape[0] for x in (q, k, v) if x.shape)
     if q.shape is None or len(q.shape) != 3:
+        expect_heads(x.shape[1] if x.shape and len(x.shape) == 4 else None for x in (q, k, v))
         return
     for value, name in ((q, "q_num_heads"), (k, "kv_num_heads"), (v, "kv_num_heads")):
         heads, width = node.attributes.get(name), value.shape[-1] if value.shape else None
@@ -136,6 +137,7 @@ def _check_attention(node: ir.Node) -> None:
             raise ValueError(f"{name}={heads.as_int()}; it must be at least 1")
         if isinstance(width, int) and width % heads.as_int():
             raise ValueError(f"{name}={heads.as_int()} does not divide {describe(value)}")
+    expect_heads(node.attributes[f"{x}_num_heads"].as_int() for x in ("q", "kv", "kv"))
 
 
 def _check_transpose(node: ir.Node) -> None:

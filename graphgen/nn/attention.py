@@ -144,15 +144,12 @@ class Attention(Module):
         options = {"is_causal": int(self.causal), "scale": self.scale, **heads}
         if self.softcap:
             options["softcap"] = self.softcap
-        if self.sinks is not None:
-            y, weights = ops.attention_with_sinks(q, k, v, self.sinks, mask, **options)
-            if self.weights is not None:
-                self.weights.append(weights)
-        elif self.weights is None:
+        if self.sinks is None and self.weights is None:
             y = (self.pattern or ops.attention)(q, k, v, mask, **options)
         else:
-            y, weights = ops.attention_with_weights(q, k, v, mask, **options)
-            self.weights.append(weights)
+            y, weights = ops.attention_with_weights(q, k, v, mask, sinks=self.sinks, **options)
+            if self.weights is not None:
+                self.weights.append(weights)
         y = y if cache is None else ops.merge_heads(y)  # (B, T, H·D)
         return self.dropout(self.output(y))  # (B, T, features)
 

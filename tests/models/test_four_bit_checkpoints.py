@@ -71,7 +71,7 @@ def test_sinks_take_their_share_of_each_row() -> None:
     keep[0, 0, 1] = False
     scores = np.exp(q @ np.repeat(k, 2, 1).swapaxes(2, 3) / 8**0.5) * keep
     weights = scores / (scores.sum(-1, keepdims=True) + np.exp(sinks)[:, None, None])
-    y, found = gg.ops.attention_with_sinks(q, k, v, sinks, keep)
+    y, found = gg.ops.attention_with_weights(q, k, v, keep, sinks=sinks)
     assert relative_rms(weights, found) < 1e-14
     assert relative_rms(weights @ np.repeat(v, 2, 1), y) < 1e-14
     assert not y[0, :, 1].any()

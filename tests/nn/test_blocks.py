@@ -109,6 +109,27 @@ def test_a_sequence_has_three_dimensions(module: Any) -> None:
             gg.build(module, x=gg.float32[shape])
 
 
+@pytest.mark.parametrize("heads", [(4, 3, 3), (2, 4, 4), (2, 2, 1), (4, 2, 1)])
+def test_heads_that_do_not_fit_are_refused(heads: tuple[int, int, int]) -> None:
+    """The runtime would say so, when it runs; on arrays one head of V would be all of them."""
+    arrays = [np.ones((1, number, 3, 8), np.float32) for number in heads]
+    told = "Q has {} heads, K {} and V {}; K and V must have".format(*heads)
+    with pytest.raises(gg.GraphgenError, match=told):
+        gg.ops.attention(*arrays)
+    q, k, v = (gg.float32[array.shape] for array in arrays)
+    with pytest.raises(gg.GraphgenError, match=told):
+        gg.build(lambda q, k, v: gg.ops.attention(q, k, v), q=q, k=k, v=v)
+
+
+def test_numbers_of_heads_that_do_not_fit_are_refused() -> None:
+    x, heads = np.ones((1, 3, 12), np.float32), {"q_num_heads": 4, "kv_num_heads": 3}
+    with pytest.raises(gg.GraphgenError, match="Q has 4 heads, K 3"):
+        gg.ops.attention(x, x[..., :9], x[..., :9], **heads)
+    kinds = {"q": gg.float32[x.shape], "k": gg.float32[1, 3, 9], "v": gg.float32[1, 3, 9]}
+    with pytest.raises(gg.GraphgenError, match="Q has 4 heads, K 3"):
+        gg.build(lambda q, k, v: gg.ops.attention(q, k, v, **heads), **kinds)
+
+
 def test_attention_has_one_batch() -> None:
     """On arrays one of 1 was broadcast; the runtime refuses it."""
     layer = nn.CrossAttentionLayer(4, memory_features=4, num_heads=1)
