@@ -554,6 +554,13 @@ def test_weights_that_do_not_fit_are_named_at_once(folder, refused):
         assert part in told
 
 
+def test_an_adapter_beside_the_weights_is_not_ignored(folder, refused):
+    (folder / "adapter_config.json").write_text("{}")
+    assert "in holds an adapter, too, which transformers adds to the weights" in refused()
+    (folder / "config.json").unlink()
+    assert "in has no config.json; build its base, and give this one with --adapter" in refused()
+
+
 def test_a_head_is_missing(refused):
     told = refused("--task", "text-classification")
     assert "classifier.weight is missing; classifier.bias is missing" in told

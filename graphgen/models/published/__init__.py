@@ -91,8 +91,17 @@ def from_folder(
     Raises GraphgenError for an unknown model type or task, a field of the configuration that is
     not supported, and weights that do not fit; it names all of them at once.
     """
+    adapter = present(folder / "adapter_config.json")
     if not present(folder / "config.json"):
-        raise GraphgenError(f"{folder} has no config.json; give the folder of a checkpoint")
+        mend = "build its base, and give this one with --adapter" if adapter else ""
+        raise GraphgenError(
+            f"{folder} has no config.json; {mend or 'give the folder of a checkpoint'}"
+        )
+    if adapter:
+        raise GraphgenError(
+            f"{folder} holds an adapter, too, which transformers adds to the weights: move "
+            "adapter_config.json and its weights to a folder of their own, for --adapter"
+        )
     config = Config.read(folder / "config.json")
     if head is not None:
         config.replace(head.fields())
