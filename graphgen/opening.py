@@ -13,7 +13,6 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from graphgen.errors import GraphgenError, near, warn
-from graphgen.faults import faults
 from graphgen.header import mentions
 from graphgen.processor import FITS, processor
 from graphgen.providers import (
@@ -25,6 +24,7 @@ from graphgen.providers import (
     can_record,
     checked,
     devices_of,
+    faults_of,
     graphs_of,
     proto_of,
     runtime_message,
@@ -88,7 +88,7 @@ def open_session(
             session = recorded(**own)
         except Exception as error:
             raise _load_error(who, ort, header, runtime_message(error), f" on {device}") from error
-        for fault in faults(source, next(iter(devices), None), session):
+        for fault in faults_of(who, source, next(iter(devices), None), session):
             warn(f"{who}: {fault}")
         return session, device, ""
     session, reason = None, f"this onnxruntime has no {CUDA}"

@@ -55,6 +55,10 @@ KNOWN: dict[str, _Known] = {
 }
 
 
+_FAULTS = {WEBGPU: "graphgen.targets.webgpu"}
+"""Where the function `faults` tells what the kernels of a provider get wrong."""
+
+
 @dataclass(frozen=True)
 class Found:
     """A provider on this machine: its devices, or what is missing, in one line."""
@@ -67,11 +71,15 @@ class Found:
 
 
 def runtime_message(error: Exception | str) -> str:
-    """The runtime's own words, without its status code and the path of its source file."""
+    """The runtime's own words, without its status code and the place in its source."""
     text = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : ", "", " ".join(str(error).split()))
     text = re.sub(r"(?<!\S)\S+\.(cc|h):\d+ ", "", text)  # from its start: else it takes n² steps
+    text = _SIGNATURE.sub("", text)
     return text + _NO_EMPTY if _EMPTY.search(text) else text
 
+
+_SIGNATURE = re.compile(r"(?<!\S)[\w:]*Status [\w:<>]+\([^()]*\)( const)?( \[with [^]]*\])? ")
+"""Of the runtime's function that failed."""
 
 _EMPTY = re.compile(
     r"AttentionParameters\b.* must be greater than 0$|total_sequence_length must be positive, got 0"
@@ -161,6 +169,20 @@ def _library_of(package: str) -> str:
     raise GraphgenError(f"{problem}; run `pip install -U {package}`")
 
 
+def faults_of(
+    who: str, model: str | os.PathLike[str] | bytes, device: Any, session: Any
+) -> list[str]:
+    """What the kernels of a session's provider are known to get wrong or to fail on, a line each.
+
+    `device` is the plugin's, or None where the provider is built in.
+    """
+    module = _FAULTS.get(session.get_providers()[0])
+    if module is None:
+        return []
+    found: list[str] = importlib.import_module(module).faults(who, model, device, session)
+    return found
+
+
 def providers(ort: Any) -> list[Found]:
     """The providers that are built in or installed, and the known ones that are not."""
     rows = []
@@ -225,6 +247,14 @@ def proto_of(model: str | os.PathLike[str] | bytes) -> onnx.ModelProto:
     return onnx.load(model, load_external_data=False)
 
 
+def typed_proto_of(model: str | os.PathLike[str] | bytes) -> onnx.ModelProto:
+    """The model with the types that onnx infers."""
+    proto = proto_of(model)
+    with contextlib.suppress(Exception):  # then some are unknown
+        proto = onnx.shape_inference.infer_shapes(proto)
+    return proto
+
+
 def floats_elsewhere(
     model: str | os.PathLike[str] | bytes, placed: Mapping[str, Sequence[tuple[str, str]]], own: str
 ) -> Counter[str]:
@@ -238,9 +268,7 @@ def floats_elsewhere(
     others = [node for name, nodes in placed.items() if name != own for node in nodes]
     if not others:
         return Counter()
-    proto = proto_of(model)
-    with contextlib.suppress(Exception):  # then all of them count
-        proto = onnx.shape_inference.infer_shapes(proto)
+    proto = typed_proto_of(model)
     floats: dict[str, bool] = {}
     graphs = [*graphs_of(proto.graph)]
     for graph in graphs:

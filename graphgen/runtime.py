@@ -255,6 +255,12 @@ class Session:
                 raise GraphgenError(
                     f"{self._who}: input {name!r} is missing; pass an array of {self.inputs[name]}"
                 )
+        shapes = [getattr(x, "shape", ()) for x in arrays.values()]
+        if self.plan.device == "webgpu" and shapes and all(0 in shape for shape in shapes):
+            raise GraphgenError(
+                f"{self._who}: all inputs are empty, and kernels of WebGPU end the process there; "
+                "leave such inputs out, or run them on the CPU"
+            )
         return arrays
 
     def _to_array(self, name: str, value: Any, kind: TensorType) -> Array:

@@ -3,14 +3,14 @@
 import json
 import math
 from collections.abc import Callable
-from functools import cache
+from functools import cache, wraps
 from importlib.resources import files
 from typing import Any, NamedTuple
 
 import onnx_ir as ir
 
-from graphgen.faults import mixes_channels
 from graphgen.infer import describe, same_dim
+from graphgen.targets.webgpu import FAULTS, Fault, operand
 
 EIGHT_BITS = (1, 23)
 """The first version whose MatMulNBits multiplies weights of eight bits."""
@@ -63,40 +63,6 @@ def _caches_broadcast(node: ir.Node, at: Runtime) -> str | None:
     return None if full else f"with caches that broadcast, {describe(node.inputs[1])}"
 
 
-def _hides_padding(node: ir.Node, at: Runtime) -> str | None:
-    """The run fails: "`key_padding_mask` not implemented for webgpu" (plugin 0.4.0)."""
-    padding = len(node.inputs) > 4 and node.inputs[4] is not None
-    return "with a mask of padding" if padding and at.provider == "webgpu" else None
-
-
-def _is_capped(node: ir.Node, at: Runtime) -> str | None:
-    """WebGPU leaves the softcap out and says nothing (plugin 0.4.0)."""
-    capped = node.attributes.get_float("softcap", 0.0) != 0.0
-    return "with a softcap" if capped and at.provider == "webgpu" else None
-
-
-def _has_sinks(node: ir.Node, at: Runtime) -> str | None:
-    """Not tried on WebGPU, which leaves other operands out and says nothing."""
-    given = len(node.inputs) > 11 and node.inputs[11] is not None
-    return "with sinks" if given and at.provider == "webgpu" else None
-
-
-def _is_near(node: ir.Node, at: Runtime) -> str | None:
-    """WebGPU's language bounds their error by 2⁻¹¹ from -π to π, and not at all beyond."""
-    return "to more than 2⁻¹¹" if at.provider == "webgpu" else None
-
-
-def _mixes_channels(node: ir.Node, at: Runtime) -> str | None:
-    """WebGPU's kernel reads three channels at a time, of the wrong ones (plugin 0.4.0)."""
-    shape = _shape_of_input(node, 1)
-    if at.provider != "webgpu" or shape is None:
-        return None
-    groups = node.attributes.get_int("group", 1)
-    window = (node.attributes.get_ints(name, ()) for name in ("strides", "pads"))
-    wrong = mixes_channels([*shape], groups, *window)
-    return f"of {shape[1]} channels to {shape[0]}" if wrong else None
-
-
 def _is_double(node: ir.Node, at: Runtime) -> str | None:
     """Registered for it, but "does not support double yet" (1.19 to 1.32)."""
     x = node.inputs[0]
@@ -117,23 +83,34 @@ def _has_eight_bits(node: ir.Node, at: Runtime) -> str | None:
 
 
 def _shape_of_input(node: ir.Node, index: int) -> ir.Shape | None:
-    value = node.inputs[index] if len(node.inputs) > index else None
+    value = operand(node, index)
     return None if value is None else value.shape
 
 
 REFUSED: dict[tuple[str, str], list[Callable[[ir.Node, Runtime], str | None]]] = {
     ("", "Attention"): [_is_empty, _mask_broadcasts, _rows_are_not_zero],
     ("", "RotaryEmbedding"): [_caches_broadcast],
-    **{("", name): [_is_near] for name in ("Sin", "Cos", "Tan")},
-    ("", "Conv"): [_mixes_channels],
     ("", "RNN"): [_is_turned],
     ("", "LSTM"): [_is_double, _is_turned],
     ("", "GRU"): [_is_double, _is_turned],
-    ("com.microsoft", "MultiHeadAttention"): [_is_empty, _is_packed, _hides_padding],
-    ("com.microsoft", "GroupQueryAttention"): [_is_capped, _has_sinks],
+    ("com.microsoft", "MultiHeadAttention"): [_is_empty, _is_packed],
     ("com.microsoft", "MatMulNBits"): [_has_eight_bits],
 }
 """What kernels refuse though schemas and type constraints allow it; a test checks each."""
+
+
+def _on_webgpu(fault: Fault) -> Callable[[ir.Node, Runtime], str | None]:
+    """What a session is told of WebGPU's kernels, as what they refuse."""
+
+    @wraps(fault.of)
+    def refused(node: ir.Node, at: Runtime) -> str | None:
+        return fault.of(node) if at.provider == "webgpu" else None
+
+    return refused
+
+
+for _key, _known in FAULTS.items():
+    REFUSED.setdefault(_key, []).extend(map(_on_webgpu, _known))
 
 
 _MASK = {"Attention": 3, "MultiHeadAttention": 5, "GroupQueryAttention": 10}

@@ -14,8 +14,8 @@ import graphgen as gg
 from graphgen import providers
 from graphgen.commands import main
 from graphgen.errors import GraphgenError
-from graphgen.faults import faults
 from graphgen.runtime import import_runtime
+from graphgen.targets.webgpu import faults
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 LIBRARY = "/lib/libthere.so"
@@ -252,8 +252,12 @@ def test_attention_that_webgpu_gets_wrong_is_told() -> None:
     attend = "GroupQueryAttention"
     capped = onnx.load_from_string(MODEL.SerializeToString())
     for cap in (0.0, 9.0):
-        capped.graph.node.append(onnx.helper.make_node(attend, ["x"], ["z"], softcap=cap))
-    software, left_out = "is wrong: 1 Group", f"leaves out the softcap of 1 {attend}: results"
+        given: dict[str, Any] = {"softcap": cap, "domain": "com.microsoft"}
+        capped.graph.node.append(onnx.helper.make_node(attend, ["x"], [f"z{cap}"], **given))
+    software, left_out = (
+        "is wrong: 1 Group",
+        f"WebGPU gets 1 {attend} with a softcap wrong, without",
+    )
     for name, ep_name, model, wanted in (
         ("CPU", providers.WEBGPU, MODEL, [software]),
         ("CPU", providers.WEBGPU, capped, [software, left_out]),
@@ -264,10 +268,19 @@ def test_attention_that_webgpu_gets_wrong_is_told() -> None:
     ):
         device = SimpleNamespace(device=SimpleNamespace(type=SimpleNamespace(name=name)))
         data, own = model.SerializeToString(), None if name is None else device
-        found = faults(data, own, placed(ep_name, attend, "Softmax"))
+        found = faults("m", data, own, placed(ep_name, attend, "Softmax"))
         assert len(found) == len(wanted)
         assert all(part in line for part, line in zip(wanted, found, strict=True))
-        assert faults(data, own, placed(ep_name, "Softmax")) == []
+        assert faults("m", data, own, placed(ep_name, "Softmax")) == []
+
+
+def test_a_node_that_ends_the_process_is_an_error() -> None:
+    node = onnx.helper.make_node("Attention", ["x", "w"], ["y"], domain="com.microsoft")
+    data = onnx.helper.make_model(onnx.helper.make_graph([node], "g", [], [])).SerializeToString()
+    with pytest.raises(
+        GraphgenError, match="m: WebGPU's kernel of 1 Attention without a bias ends"
+    ):
+        faults("m", data, None, placed(providers.WEBGPU, "Attention"))
 
 
 @pytest.mark.parametrize(
@@ -293,16 +306,16 @@ def test_convolutions_that_webgpu_gets_wrong_are_told(
     array = onnx.numpy_helper.from_array(np.zeros(weights, np.float32), "w")
     graph = onnx.helper.make_graph([node], "g", [], [], [array])
     data = onnx.helper.make_model(graph).SerializeToString()
-    found = faults(data, None, placed(providers.WEBGPU, "Conv"))
+    found = faults("m", data, None, placed(providers.WEBGPU, "Conv"))
     assert found == (
         [
-            "WebGPU computes 1 Conv of other channels than it should: results are wrong there; "
-            "optimize the model for this provider"
+            f"WebGPU gets 1 Conv of {weights[1]} channels to 8 wrong, without an error; optimize "
+            "the model for this provider, or run it on the CPU"
         ]
         if wrong
         else []
     )
-    assert faults(data, None, placed(providers.CPU, "Conv")) == []
+    assert faults("m", data, None, placed(providers.CPU, "Conv")) == []
 
 
 def test_integers_as_floats_do_not_count_and_of_a_loop_its_nodes_do() -> None:
