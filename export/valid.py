@@ -18,8 +18,9 @@ import onnx_ir as ir
 from graphgen.errors import GraphgenError, warn
 from graphgen.expansion import check_expansion, inner_graphs
 from graphgen.export.sparse import make_dense
+from graphgen.forms import TEXTS
 from graphgen.graph import DECLARED, SCALARS, operator_name
-from graphgen.infer import OPSET, TEXTS, schema_of
+from graphgen.infer import OPSET, schema_of
 from graphgen.op import find_op
 from graphgen.places import where_is
 

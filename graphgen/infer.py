@@ -17,9 +17,10 @@ import onnx_ir as ir
 from onnx_shape_inference import OpUsageError, ShapeInferenceContext, ShapeInferenceError, registry
 
 from graphgen.errors import GraphgenError, user_line
+from graphgen.forms import MADE_UP, TEXTS, readable
 from graphgen.operands import onnx_dtype
 from graphgen.repeats import ELEMENT, operands_of, recall, remember
-from graphgen.rounded import FileSizes, flattened, without_doubt
+from graphgen.rounded import FileSizes, without_doubt
 from graphgen.traits import Trait, collect, has
 
 OPSET = 23
@@ -32,12 +33,8 @@ Dim = int | ir.SymbolicDim
 
 _Option = onnx.defs.OpSchema.FormalParameterOption
 
-TEXTS = 1 << 12
-"""How many sizes a process remembers what it found out about, in each of several caches."""
-
 _LARGE = 1024
 _ELEMENT = re.compile(rf"\b{ELEMENT}\d+\b")
-MADE_UP = re.compile(r"\b(_d|unk__)\d+\b")
 _LIBRARY_ERRORS = (
     ValueError,
     OpUsageError,
@@ -461,39 +458,3 @@ def _repair_types(node: ir.Node, context: ShapeInferenceContext) -> None:
         for i, x in enumerate(node.inputs if value.type is None else ()):
             if x is not None and formal_input(schema, i).type_str == formal.type_str:
                 value.type = value.type or x.type
-
-
-def readable(shape: ir.Shape | None) -> ir.Shape | None:
-    """A shape in short form, without what is not an expression: exporters write code there."""
-    if shape is None:
-        return None
-    return ir.Shape([d if isinstance(d, int) else _dim_of(str(d)) for d in shape])
-
-
-@lru_cache(TEXTS)  # one object for each text, as each works out its expression once
-def _dim_of(text: str) -> int | ir.SymbolicDim:
-    short = simplified(text)
-    return short if isinstance(short, int) else ir.SymbolicDim(short)
-
-
-@lru_cache(TEXTS)
-def simplified(text: str) -> int | str | None:
-    """A dimension in one form: (a·b)//b is a, a//2 is floor(a/2); None if not an expression."""
-    if text.isidentifier() or text == "None":
-        return None if text == "None" else text
-    if text.isdigit():
-        return int(text)
-    if cut := re.fullmatch(r"(\d+) - Max\(0, \1 - (\w+)\)", text):
-        text = f"Min({cut[1]}, {cut[2]})"
-    try:
-        short = flattened(str(ir.SymbolicDim(text).simplify()))
-    except ValueError:
-        return None
-    return short if short.isidentifier() or "//" in text or "floor(" in text else text
-
-
-@lru_cache(TEXTS)
-def dim_of(text: str) -> ir.SymbolicDim:
-    """The dimension that an expression stands for, in short form unless that is a number."""
-    short = ir.SymbolicDim(text).simplify()
-    return short if short.free_symbols() else ir.SymbolicDim(text)

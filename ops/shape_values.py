@@ -9,16 +9,14 @@ from typing import Any
 import onnx_ir as ir
 from onnx_shape_inference import ShapeInferenceContext
 
+from graphgen.forms import TEXTS, common_form, dim_of, simplified
 from graphgen.infer import (
-    TEXTS,
     Dim,
-    dim_of,
     expect_distinct,
     forget,
     is_rounded,
     mends,
     same_dim,
-    simplified,
 )
 from graphgen.ops.numbers_of_sizes import size_at
 from graphgen.ops.shapes import broadcast
@@ -291,8 +289,12 @@ def _keep_where_empty(node: ir.Node, wanted: tuple[Dim, ...], context: FileSizes
     wrong, always = set[int](), node.graph is not None and node.graph is context.graph
     trials = 17 if any(is_rounded(d) and not _is_length(d, context) for d in wanted) else 1
     lengths = tuple(dict.fromkeys(d for d in (*x.shape, *wanted) if _is_length(d, context)))
-    dims = x.shape.dims, wanted, y.shape.dims, lengths
-    for symbol, runs, empty, few in _where_empty(*dims, trials):
+    shapes = x.shape.dims, wanted, y.shape.dims, lengths
+    texts, own = common_form([str(d) for dims in shapes for d in dims])
+    forms = iter(texts)
+    alike = [tuple(_as_text(d, next(forms)) for d in dims) for dims in shapes]
+    for form, runs, empty, few in _where_empty(*alike, trials):
+        symbol = own(form)
         wrong |= few
         if not runs and always:
             context.lengths.add(symbol)
@@ -300,6 +302,10 @@ def _keep_where_empty(node: ir.Node, wanted: tuple[Dim, ...], context: FileSizes
             context.asked.add(symbol)
             wrong |= empty
     give_up(y, sorted(wrong), context)
+
+
+def _as_text(size: Dim, text: str) -> Dim:
+    return size if str(size) == text else ir.SymbolicDim(text)
 
 
 @lru_cache(TEXTS)

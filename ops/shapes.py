@@ -8,9 +8,9 @@ from functools import lru_cache
 import onnx_ir as ir
 from onnx_shape_inference import ShapeInferenceContext
 
+from graphgen.forms import TEXTS, readable
 from graphgen.infer import (
     CHECKS,
-    TEXTS,
     DeclaredSizes,
     Dim,
     describe,
@@ -18,7 +18,6 @@ from graphgen.infer import (
     expect_same,
     forget,
     mends,
-    readable,
     same_dim,
     same_size,
 )

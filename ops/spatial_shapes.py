@@ -6,15 +6,14 @@ import numpy as np
 import onnx_ir as ir
 from onnx_shape_inference import ShapeInferenceContext, registry
 
+from graphgen.forms import dim_of, simplified
 from graphgen.infer import (
     OPSET,
     DeclaredSizes,
     Dim,
     FileSizes,
-    dim_of,
     expect_axis,
     mends,
-    simplified,
 )
 
 

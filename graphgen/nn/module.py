@@ -15,8 +15,9 @@ import onnx_ir as ir
 from graphgen.display import on_screen
 from graphgen.edit import to_model
 from graphgen.errors import GraphgenError, fitting, user_line
+from graphgen.forms import simplified
 from graphgen.graph import DECLARED, NAMES_OF
-from graphgen.infer import describe, new_context, simplified
+from graphgen.infer import describe, new_context
 from graphgen.operands import Array
 from graphgen.record import Tape, current_tape, recording
 from graphgen.value import Deferred, Tensor, Value, sizes_of

@@ -11,8 +11,9 @@ import onnx_ir as ir
 from graphgen import ops
 from graphgen.edit import identity_of
 from graphgen.errors import GraphgenError
+from graphgen.forms import MADE_UP
 from graphgen.graph import all_values
-from graphgen.infer import MADE_UP, is_named
+from graphgen.infer import is_named
 from graphgen.measure.feeds import feeds_of_kind, sizes_of
 from graphgen.operands import Array
 from graphgen.passes.legalize import runnable

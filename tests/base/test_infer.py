@@ -16,8 +16,9 @@ import graphgen as gg
 from graphgen import ops
 from graphgen.edit import infer_model
 from graphgen.errors import GraphgenError
+from graphgen.forms import dim_of
 from graphgen.graph import constant
-from graphgen.infer import describe, dim_of, infer, is_named, is_rounded, new_context, same_size
+from graphgen.infer import describe, infer, is_named, is_rounded, new_context, same_size
 from graphgen.op import TABLE
 from graphgen.ops.shapes import broadcast
 

@@ -11,6 +11,7 @@ from small_models import ROUNDING, as_in_a_file, relative_rms, run_plain
 import graphgen as gg
 from graphgen import ops
 from graphgen.edit import infer_model
+from graphgen.forms import dim_of, simplified
 from graphgen.graph import count_operators
 from graphgen.op import TABLE
 from graphgen.ops.numbers_of_sizes import size_at
@@ -128,3 +129,24 @@ def test_a_size_at_numbers_is_that_of_sympy(text: str) -> None:
 def test_sizes_without_a_text_stay_unknown() -> None:
     assert size_at(3, {}) == 3
     assert str(size_at(ir.SymbolicDim(None), {"a": 1})) == "None"
+
+
+def test_sizes_that_differ_in_made_up_names_alone_take_no_more_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Equal sizes have one form, whichever names stand first, and names are never mixed up."""
+    asked, simplify = list[str](), ir.SymbolicDim.simplify
+
+    def counted(size: ir.SymbolicDim) -> ir.SymbolicDim:
+        asked.append(str(size))
+        return simplify(size)
+
+    monkeypatch.setattr(ir.SymbolicDim, "simplify", counted)
+    for a, b in (("_d7", "_d31"), ("_d9", "_d10"), ("unk__8", "_d4")):
+        first, last = sorted((a, b))
+        for one, other in ((a, b), (b, a)):
+            assert simplified(f"width*{one}*{other}//{one}") == f"{other}*width"
+            wanted = f"floor({first}/2 + {last}/2 + width/2)"
+            assert simplified(f"({other} + {one} + width)//2") == wanted
+            assert str(dim_of(f"Max(0, {one} - 2 + 2) * {other}")) == f"{first}*{last}"
+    assert len(asked) <= 12
