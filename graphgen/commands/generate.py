@@ -1,7 +1,7 @@
 """The command `generate`, and its options."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +68,7 @@ def run(options: argparse.Namespace) -> None:
         "grammar": options.grammar,
     }
     spoken = more | {"language": options.language, "translate": options.translate or None}
+    spoken["timestamps"] = options.timestamps or None
     found = generator(sounds or prompts, adapter=chosen, **options_of(options), **spoken)
     # With --ids or --audio alone there may be no tokenizer.
     as_text = bool(
@@ -90,7 +91,14 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _stream(found: "Generation", as_text: bool) -> None:
-    """Print a single row as it comes, several rows when they are done."""
+    """Print a single row as it comes, several rows and timestamps when they are done."""
+    if found.options.timestamps and as_text:
+        list(found)
+        for number, parts in enumerate(_parts(found)):
+            sound = f"sound {number}: " * (len(found.segments) > 1)
+            for part in parts:
+                print(f"{sound}{part['start']:.2f} to {part['end']:.2f} s:{part['text']}")
+        return
     if len(found.tokens) > 1 or not as_text:
         list(found)
         rows = found.texts() if as_text else [",".join(map(str, row)) for row in found.tokens]
@@ -107,10 +115,12 @@ def _stream(found: "Generation", as_text: bool) -> None:
 
 def _document(found: "Generation", as_text: bool) -> dict[str, Any]:
     texts = found.texts() if as_text else [None for _ in found.tokens]
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"prompt": prompt, "tokens": tokens, "text": text}
         for prompt, tokens, text in zip(found.prompts, found.tokens, texts, strict=True)
     ]
+    for row, parts in zip(rows, _parts(found, as_text), strict=False):
+        row["segments"] = parts
     speed = {
         name: {"tokens": tokens, "seconds": round(seconds, 6)}
         for name, (tokens, seconds) in (("prefill", found.prefill), ("decode", found.decode))
@@ -119,6 +129,18 @@ def _document(found: "Generation", as_text: bool) -> dict[str, Any]:
     counts = guesses and {"checked": guesses.checked, "right": guesses.right}
     counted = {"shared": found.shared, "guesses": counts}
     return {"graphgen": gg.__version__, "rows": rows, **speed, **counted}
+
+
+def _parts(found: "Generation", as_text: bool = True) -> Iterator[list[dict[str, Any]]]:
+    """For each sound with timestamps, its parts: from and to which second, and what is said."""
+    for parts in found.segments:
+        texts: list[Any] = [None for _ in parts]
+        if as_text:
+            texts = found.read([part.tokens for part in parts])
+        yield [
+            {"start": round(part.start, 3), "end": round(part.end, 3), "text": text}
+            for part, text in zip(parts, texts, strict=True)
+        ]
 
 
 def _tokens(text: str) -> list[int]:
@@ -143,6 +165,7 @@ def add_options(add: Callable[..., Any]) -> None:
     add("--audio", action="append", type=Path, metavar="FILE.wav", help=wav)
     add("--language", help="of the sound, such as en; by default the model detects it")
     add("--translate", help="translate the sound into English", **FLAG)
+    add("--timestamps", help="print when each part of a sound is said", **FLAG)
     add_sampling(add)
     lookup = "guess tokens that followed the same ones before, and check several at once"
     add("--speculate", choices=["prompt-lookup"], help=lookup)

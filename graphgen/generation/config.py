@@ -25,6 +25,10 @@ NEUTRAL: dict[str, Any] = {
     "remove_invalid_values": False,
     "dola_layers": (),
     "token_healing": False,
+    "condition_on_prev_tokens": False,
+    "logprob_threshold": None,
+    "compression_ratio_threshold": None,
+    "no_speech_threshold": None,
 }
 """Fields that change the tokens but have no option here, and the value that changes nothing."""
 
@@ -41,10 +45,12 @@ NAMES = {name: name for name in _SAME.split()} | {
     "eos_token_id": "eos",
     "decoder_start_token_id": "begin",
     "prompt_lookup_num_tokens": "num_speculative_tokens",
+    "return_timestamps": "timestamps",
 }
 """Fields of generation_config.json, and the options they set."""
 
-_SPOKEN = "language task lang_to_id task_to_id no_timestamps_token_id return_timestamps".split()
+_SPOKEN = "language task lang_to_id task_to_id no_timestamps_token_id".split()
+_SPOKEN += ["return_timestamps", "max_initial_timestamp_index"]
 _READ = {*NEUTRAL, *NAMES, *_SPOKEN, "do_sample", "temperature", "bad_words_ids"}
 
 _WITHOUT_EFFECT = set(
@@ -54,7 +60,7 @@ _WITHOUT_EFFECT = set(
     "return_dict_in_generate is_assistant num_assistant_tokens num_assistant_tokens_schedule "
     "assistant_confidence_threshold assistant_lookbehind assistant_ensemble_weight "
     "target_lookbehind max_matching_ngram_size alignment_heads is_multilingual "
-    "max_initial_timestamp_index prev_sot_token_id".split()  # of timestamps, or noted by others
+    "prev_sot_token_id".split()  # some are of words' timestamps, or noted by others
 )
 """Fields that do not change the tokens or where they end; some are for assistant models."""
 

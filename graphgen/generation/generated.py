@@ -1,11 +1,13 @@
 """What a generator gives for prompts, step by step: greedy, drawn, by guesses or by beams."""
 
 import itertools
+import math
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -20,7 +22,8 @@ from graphgen.generation.options import Options
 from graphgen.generation.prompts import Prompts, read_prompts, says
 from graphgen.generation.sampling import draw, log_softmax, processed
 from graphgen.generation.speculation import GUESSES, Draft, Lookup, Speculation
-from graphgen.generation.speech import Ears, first_tokens, listed_sounds
+from graphgen.generation.speech import Ears, first_tokens, listed_sounds, timestamps_of
+from graphgen.generation.timestamps import STEP, Segment, Timestamps
 from graphgen.models.published.folder import encoded
 from graphgen.operands import Array
 
@@ -33,11 +36,18 @@ class Generation:
 
     `tokens` holds those so far, a list for each row; `texts()` gives their text. A beam search
     gives its steps when it is done. `prefill` and `decode` are numbers of tokens and seconds;
-    `shared` tokens of the prompts were not read, because the cache had them.
+    `shared` tokens of the prompts were not read, because the cache had them. `segments` are, for
+    each sound that was heard with timestamps, its parts.
     """
 
     def __init__(
-        self, generator: "Generator", prompts: Prompts, options: Options, adapter: Chosen = None
+        self,
+        generator: "Generator",
+        prompts: Prompts,
+        options: Options,
+        adapter: Chosen = None,
+        *,
+        window: "Window | None" = None,
     ) -> None:
         self._generator, self._decoder, self.options = generator, generator.decoder, options
         self._then = time.perf_counter()
@@ -48,7 +58,13 @@ class Generation:
         vocabulary = self._decoder.vocabulary or options.vocabulary
         options.fit(vocabulary)
         encoder = isinstance(self._decoder, EncoderDecoder)  # whose positions are its own
-        if generator.ears is not None:
+        self.segments: list[list[Segment]] = []
+        self._sources: Sequence[Any] = []
+        self._marks: Timestamps | None = None
+        if window is not None:
+            self._sources, self._marks = window.features, window.marks
+            self.prompts = self._begin = window.begin
+        elif generator.ears is not None:
             sounds = listed_sounds(prompts)
             self._chosen = numbers_of("generate", generator.adapters, adapter, len(sounds))
             self._hear(sounds, generator.ears)
@@ -61,12 +77,12 @@ class Generation:
                 context=options.context,
                 room=0 if encoder else 1,
             )
-            self._sources: Sequence[Any] = self.prompts
+            self._sources = self.prompts
             self._begin = list(map(list, self.prompts))
-            if options.language or options.translate:
+            if options.language or options.translate or options.timestamps:
                 raise GraphgenError(
-                    "generate: language and translate are for models of sound; leave them out"
-                    f"{user_line()}"
+                    "generate: language, translate and timestamps are for models of sound; leave "
+                    f"them out{user_line()}"
                 )
             if isinstance(self._decoder, EncoderDecoder):
                 self._begin = [[self._first()] for _ in self.prompts]
@@ -103,7 +119,9 @@ class Generation:
         if options.grammar is not None:
             self._grammar = Grammatical(options.grammar, generator.tokenizer, options.eos)
         self.speculation: Speculation | None = None
-        if options.beams > 1:
+        if self._marks is not None and window is None:
+            self._steps = self._heard()
+        elif options.beams > 1:
             if generator.draft is not None:
                 raise GraphgenError(
                     f"generate: {options.beams} beams with a draft model: a beam search checks no "
@@ -134,8 +152,12 @@ class Generation:
 
     def texts(self) -> list[str]:
         """The text of each row so far, up to a string that it stops at."""
-        texts = self._generator.texts(self.tokens)
-        return [_before(text, self._strings) for text in texts]
+        return [_before(text, self._strings) for text in self.read(self.tokens)]
+
+    def read(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        """The texts of any tokens, without timestamps and special tokens."""
+        first = self._marks.first if self._marks else math.inf
+        return self._generator.texts([[token for token in row if token < first] for row in rows])
 
     def _first(self) -> int:
         """The token that a decoder behind an encoder begins with."""
@@ -150,16 +172,72 @@ class Generation:
         begin = self._first()
         if not sounds:
             raise GraphgenError(f"generate: there is no sound; give at least one{user_line()}")
-        self._sources = [ears(sound, f"generate: sound {n}") for n, sound in enumerate(sounds)]
+        self._features = [ears(sound, f"generate: sound {n}") for n, sound in enumerate(sounds)]
+        self._sources = [ears.window(x, 0) for x in self._features]
+        if self.options.timestamps or any(x.shape[1] > ears.frames for x in self._features):
+            self._marks = timestamps_of(folder, self.options.eos, decoder.vocabulary)
+            self.segments = [[] for _ in sounds]
+            given = {
+                "a grammar": self.options.grammar,
+                "strings to stop at": self._strings,
+                "several answers": self.options.num_return_sequences > 1,
+            }
+            if named := [name for name, value in given.items() if value]:
+                raise GraphgenError(
+                    f"generate: {named[0]} with timestamps, which sounds longer than "
+                    f"{ears.samples // ears.rate} seconds are read with, too: leave one "
+                    f"out{user_line()}"
+                )
 
         def detect(languages: Sequence[int]) -> list[int]:
             decoder.begin, decoder.user = [[begin]], self
             scores = decoder.start(self._sources, 1, 1, self._chosen)[:, languages]
             return [languages[best] for best in scores.argmax(-1)]
 
-        language, translate = self.options.language, self.options.translate
-        rows = first_tokens(folder, begin, language=language, translate=translate, detect=detect)
+        how: dict[str, Any] = {"language": self.options.language, "detect": detect}
+        how |= {"translate": self.options.translate, "timestamps": self._marks is not None}
+        rows = first_tokens(folder, begin, **how)
         self.prompts = self._begin = [rows[n % len(rows)] for n in range(len(sounds))]
+
+    def _heard(self) -> Iterator[list[int | None]]:
+        """The tokens of sounds, window by window, each when it is done.
+
+        A window begins where the last whole part of the one before ended. Those of all sounds that
+        still go on are read together.
+        """
+        ears, marks = self._generator.ears, self._marks
+        assert ears is not None and marks is not None
+        names = [None, *self._generator.adapters]
+        at, frames = [0 for _ in self.prompts], [x.shape[1] for x in self._features]
+        while on := [row for row, size in enumerate(frames) if at[row] < size]:
+            features = [ears.window(self._features[row], at[row]) for row in on]
+            window = Window(features, [self._begin[row] for row in on], marks)
+            options, left = replace(self.options, timestamps=False), self.options.max_time
+            if left is not None:
+                left = max(0.0, left - (time.perf_counter() - self._then))
+                options = replace(options, max_time=left)
+            chosen = [names[self._chosen[row]] for row in on] if len(names) > 1 else None
+            found = Generation(self._generator, [], options, chosen, window=window)
+            found._random = [self._random[row] for row in on]
+            list(found)
+            new: list[list[int]] = [[] for _ in self.prompts]
+            for row, tokens in zip(on, found.tokens, strict=True):
+                tokens = tokens[: len(tokens) - (tokens[-1] in self._ends)]
+                seconds, step = at[row] * ears.seconds, STEP * ears.seconds
+                parts, taken = marks.split(tokens, min(frames[row] - at[row], ears.frames))
+                for begin, end, part in parts:
+                    segment = Segment(seconds + begin * step, seconds + end * step, part)
+                    self.segments[row].append(segment)
+                    new[row] += part
+                at[row] += taken
+            self.prefill = self.prefill[0], self.prefill[1] + found.prefill[1]
+            self.decode = self.decode[0] + found.decode[0], self.decode[1] + found.decode[1]
+            for now in itertools.zip_longest(*new):
+                for said, token in zip(self.tokens, now, strict=True):
+                    said += [] if token is None else [token]
+                yield [*now]
+            if self._late():
+                return
 
     def _speculates(self) -> bool:
         """Whether tokens are guessed. Raises GraphgenError if they should be, and cannot."""
@@ -393,7 +471,17 @@ class Generation:
             forced = options.forced_eos
         free = int(alone and bool(options.forced_bos))
         how: dict[str, Any] = {"step": step, "free": free, "forced": forced, "allowed": allowed}
+        if (marks := self._marks) is not None:
+            how["marks"] = lambda row, own: marks.choose(new[row], own)
         return processed(scores, whole, options, **how)
+
+
+class Window(NamedTuple):
+    """A window of each sound, (bands, frames), the tokens that rows begin with, and timestamps."""
+
+    features: list[Array]
+    begin: list[list[int]]
+    marks: Timestamps
 
 
 def _before(text: str, strings: Sequence[str]) -> str:

@@ -85,6 +85,7 @@ class GenerationOptions(TypedDict, total=False):
     vocabulary: int | None
     language: str
     translate: bool
+    timestamps: bool
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,7 @@ class Options:
     # Of models of sound: docs/generation.md.
     language: str = ""
     translate: bool = False
+    timestamps: bool = False
 
     @on_screen
     def __repr__(self) -> Iterator[str]:
@@ -156,7 +158,7 @@ class Options:
                     f"generate: {name} is {getattr(self, name)!r}; give {wanted}{user_line()}"
                 )
             object.__setattr__(self, name, found)
-        for name, kind in (("language", str), ("translate", bool)):
+        for name, kind in (("language", str), ("translate", bool), ("timestamps", bool)):
             if not isinstance(getattr(self, name), kind):
                 wanted = "a text" if kind is str else "True or False"
                 raise GraphgenError(

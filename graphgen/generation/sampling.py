@@ -1,7 +1,7 @@
 """How the next token is chosen from logits: penalties, draws, and the best of many."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,12 +20,13 @@ def processed(
     free: int = 0,
     forced: Sequence[int] = (),
     allowed: Sequence[Array] | None = None,
+    marks: Callable[[int, Array], None] | None = None,
 ) -> Array:
     """The scores (R, vocabulary) of what may come after these tokens, `step` of them new.
 
     The first token that is not forced is that of step `free`. Of each row, only those tokens may
-    come that are True in `allowed`; those beyond it may not. The rows are read only if penalties
-    or least lengths need them.
+    come that are True in `allowed`; those beyond it may not. In the end, `marks` changes the scores
+    of each row, given its number. The rows are read only if penalties or least lengths need them.
 
     Raises GraphgenError if no token may come next.
     """
@@ -33,7 +34,7 @@ def processed(
     read = read or options.repetition_penalty != 1.0
     read = read or bool(options.bad_words or options.logits_processors)
     never = [*options.suppress_tokens, *(options.begin_suppress_tokens if step == free else ())]
-    if forced or read or never or allowed:
+    if forced or read or never or allowed or marks:
         scores = scores.copy()
     if forced:
         scores[:] = -np.inf
@@ -61,6 +62,9 @@ def processed(
     for row, may in zip(scores, allowed or (), strict=bool(allowed)):
         row[: len(may)][~may[: len(row)]] = -np.inf
         row[len(may) :] = -np.inf
+    if marks is not None:
+        for number, row in enumerate(scores):
+            marks(number, row)
     highest = zip(scores, scores.argmax(axis=-1).tolist(), strict=True)  # the first NaN, if any
     if not all(math.isfinite(row[token]) for row, token in highest):
         raise GraphgenError(

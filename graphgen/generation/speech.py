@@ -11,6 +11,7 @@ import numpy as np
 from graphgen.errors import GraphgenError, near, user_line
 from graphgen.files import present, read_json, regular
 from graphgen.generation.config import fields_of_generation, read_fields
+from graphgen.generation.timestamps import Timestamps
 from graphgen.models.published.config import Config
 from graphgen.operands import Array
 
@@ -23,9 +24,10 @@ _HIGHEST = 8000.0
 class Ears:
     """Sounds as the logarithms of bands over time, (bands, frames), float32.
 
-    A sound is a file, or samples between -1 and 1. It is padded with silence to `chunk_length`
-    seconds; the power of `n_fft` samples under a Hann window, every `hop_length` samples, is summed
-    by bands of equal width on Slaney's mel scale, as transformers' WhisperFeatureExtractor does.
+    A sound is a file, or samples between -1 and 1. One shorter than `chunk_length` seconds, a
+    window, is padded with silence; the power of `n_fft` samples under a Hann window, every
+    `hop_length` samples, is summed by bands of equal width on Slaney's mel scale, as transformers'
+    WhisperFeatureExtractor does.
     Raises GraphgenError for a preprocessor_config.json that asks for more, and names the field.
     """
 
@@ -45,7 +47,7 @@ class Ears:
             config.raw(name)  # the filters are calculated again
         self.rate = config.take("sampling_rate", int, 16000)
         self.size, self.hop = config.take("n_fft", int, 400), config.take("hop_length", int, 160)
-        self.samples = config.take("chunk_length", int, 30) * self.rate
+        self.samples, self.frames = config.take("chunk_length", int, 30) * self.rate, frames
         config.expect("feature_size", bands)
         config.expect("n_samples", self.samples)
         config.expect("nb_max_frames", frames)
@@ -65,19 +67,29 @@ class Ears:
                     f"{where} is {x.dtype} of shape {x.shape}; give a WAV file, or samples as "
                     f"floats, one channel at {self.rate:,} Hz{user_line()}"
                 )
-        if not 0 < len(x) <= self.samples:
-            raise GraphgenError(
-                f"{name} takes {len(x) / self.rate:.2f} seconds; the model hears up to "
-                f"{self.samples // self.rate} at once: give parts of it"
-            )
-        x = np.pad(x.astype(np.float64), (0, self.samples - len(x)))
+        if not len(x):
+            raise GraphgenError(f"{name} is a sound of no samples; give at least one")
+        x = np.pad(x.astype(np.float64), (0, max(0, self.samples - len(x))))
         x = np.pad(x, self.size // 2, mode="reflect")
         frames = np.lib.stride_tricks.sliding_window_view(x, self.size)[:: self.hop][:-1]
         window = np.hanning(self.size + 1)[:-1]
-        power = np.abs(np.fft.rfft(frames * window)) ** 2  # (frames, 1 + size / 2)
-        y = np.log10(np.maximum(power @ self.filters, 1e-10))
+        y = np.empty((len(frames), self.filters.shape[1]))
+        for at in range(0, len(frames), self.frames):  # all spectra would take 20 times the memory
+            part = slice(at, at + self.frames)
+            power = np.abs(np.fft.rfft(frames[part] * window)) ** 2  # (frames, 1 + size / 2)
+            y[part] = np.log10(np.maximum(power @ self.filters, 1e-10))
         y = np.maximum(y, y.max() - 8.0)
         return np.ascontiguousarray((y.T + 4.0) / 4.0, np.float32)
+
+    def window(self, features: Array, at: int) -> Array:
+        """The frames of a window from `at` on; 0 behind the last."""
+        part = features[:, at : at + self.frames]
+        return np.pad(part, ((0, 0), (0, self.frames - part.shape[1])))
+
+    @property
+    def seconds(self) -> float:
+        """How long a frame is."""
+        return self.hop / self.rate
 
 
 def filters(bands: int, bins: int, rate: int) -> Array:
@@ -137,17 +149,16 @@ def first_tokens(
     *,
     language: str,
     translate: bool,
+    timestamps: bool,
     detect: Callable[[Sequence[int]], list[int]],
 ) -> list[list[int]]:
     """The tokens that rows begin with; one row for all, or one for each sound.
 
-    They are the start, the language, the task and that there are no timestamps, as the folder's
-    generation_config.json names them. `detect` chooses one of the tokens of languages for each
-    sound, if none is given.
+    They are the start, the language, the task and, but for `timestamps`, that there are none, as
+    the folder's generation_config.json names them. `detect` chooses one of the tokens of languages
+    for each sound, if none is given.
     """
     file, fields = fields_of_generation(folder)
-    if fields.get("return_timestamps"):
-        raise GraphgenError(f"{file}: return_timestamps is true; timestamps are not supported")
     language = language or fields.get("language") or ""
     task = "translate" if translate else fields.get("task")
     named: list[int | None] = []
@@ -164,9 +175,32 @@ def first_tokens(
     if task is not None:
         rows = [[*row, _chosen(file, "task", task, tasks)] for row in rows]
     last = fields.get("no_timestamps_token_id")
-    if last is not None:
+    if timestamps:
+        rows = [row[:-1] if row[-1:] == [last] else row for row in rows]
+    elif last is not None:
         rows = [row if row[-1:] == [last] else [*row, last] for row in rows]
     return [[begin, *(token for token in row if token is not None)] for row in rows]
+
+
+def timestamps_of(folder: Path, end: Sequence[int], vocabulary: int | None) -> Timestamps:
+    """The timestamps of a folder's model. Raises GraphgenError if it names none."""
+    file, fields = fields_of_generation(folder)
+    before, latest = fields.get("no_timestamps_token_id"), fields.get("max_initial_timestamp_index")
+    if type(before) is not int or before < 0 or not end:
+        raise GraphgenError(
+            f"{file} names no no_timestamps_token_id, or no eos_token_id, which timestamps and "
+            "sounds longer than a window need"
+        )
+    if not (latest is None or (type(latest) is int and latest >= 0)):
+        raise GraphgenError(
+            f"{file}: max_initial_timestamp_index is {latest!r}; give a whole number, or remove it"
+        )
+    if vocabulary is not None and before + 1 >= vocabulary:
+        raise GraphgenError(
+            f"{file}: no_timestamps_token_id is {before}, and the model has tokens 0 to "
+            f"{vocabulary - 1}: none is a timestamp"
+        )
+    return Timestamps(before + 1, end[0], latest)
 
 
 def _forced(file: Path, given: Any) -> list[int | None]:

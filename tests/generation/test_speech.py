@@ -1,10 +1,12 @@
 """Whisper with the numbers and tokens of transformers, and the sounds that it refuses."""
 
+import itertools
 import json
 import shutil
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 from published_speech import (
@@ -26,10 +28,12 @@ from graphgen.errors import GraphgenError
 from graphgen.export.folders import write_folder
 from graphgen.generation import Generator
 from graphgen.generation.speech import Ears, first_tokens, samples
+from graphgen.generation.timestamps import Timestamps
 from graphgen.models.published import FAMILIES, from_folder
 from graphgen.models.published.config import Config
 from graphgen.models.published.seq2seq import DECODER, ENCODER
 
+MARKS = {"return_timestamps": True}
 RESULTS = np.load(Path(__file__).resolve().parents[1] / "fixtures" / "speech" / "results.npz")
 BOUND = 1e-5  # relative RMS
 
@@ -112,6 +116,61 @@ def test_the_command_hears_a_file(built: Path, tmp_path: Path, capsys: Any) -> N
     [row] = json.loads(capsys.readouterr().out)["rows"]
     assert row["prompt"] == [3, 41, 43, 59]
     assert row["tokens"] == [t for t in RESULTS["language"][0].tolist() if t >= 0][-32:]
+    assert "segments" not in row
+
+
+def test_long_sounds_and_timestamps(built: Path, tmp_path: Path, capsys: Any) -> None:
+    """Windows cover a sound without a gap, and a sound has the same parts beside others."""
+    folder = tmp_path / "own"
+    shutil.copytree(built, folder)
+    fields = json.loads((folder / "generation_config.json").read_text())
+    fields |= {"no_timestamps_token_id": 47, "suppress_tokens": []}
+    (folder / "generation_config.json").write_text(json.dumps(fields))
+    long = np.concatenate([*sounds(), *sounds()[::-1]])
+    generator = Generator(folder, threads=1)
+    both = generator([long, *sounds()], max_new_tokens=20)
+    steps = [*both]
+    assert [[t for t in row if t is not None] for row in zip(*steps, strict=True)] == both.tokens
+    assert len(both.segments) == 3 and both.segments[0][-1].end > 2.0
+    alone = generator([long], max_new_tokens=20, timestamps=True)
+    assert [*alone] and alone.segments == both.segments[:1] and alone.prompts == both.prompts[:1]
+    for parts, said in zip(both.segments, both.tokens, strict=True):
+        assert [token for part in parts for token in part.tokens] == said
+        assert all(0 <= part.start <= part.end for part in parts)
+        assert all(a.start < b.start for a, b in itertools.pairwise(parts))
+        assert 47 not in said
+    file = write_wav(tmp_path / "a.wav", long)
+    words = ["generate", str(folder), "--audio", str(file), "--max-new-tokens", "20", "--json"]
+    assert main([*words, "--threads", "1"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    schema = json.loads((Path(__file__).parents[2] / "docs" / "generate.schema.json").read_text())
+    jsonschema.validate(document, schema)
+    [row] = document["rows"]
+    assert [x["start"] for x in row["segments"]] == [round(x.start, 3) for x in alone.segments[0]]
+    soon = generator([long], max_new_tokens=20, max_time=0.0)
+    assert len([*soon]) < 10 and len(soon.segments[0]) == 1
+    more: Any
+    for more, told in (
+        ({"grammar": "start: /a/"}, "a grammar with timestamps|needs llguidance|no tokenizer"),
+        ({"num_return_sequences": 2, "temperature": 1.0}, "several answers with timestamps"),
+    ):
+        with pytest.raises(GraphgenError, match=told):
+            generator([long], **more)
+    with pytest.raises(GraphgenError, match="behind an encoder, rows begin with nothing"):
+        next(generator([long], speculate="prompt-lookup"))
+
+
+def test_parts_of_a_window() -> None:
+    """Text and timestamps from 25 on, in 20 frames, which are 10 steps."""
+    marks = Timestamps(25, 19)
+    for said, wanted in (
+        ([25, 1, 2], ([(0, 10, [25, 1, 2])], 20)),  # no end: the whole window
+        ([25, 1, 29], ([(0, 4, [25, 1, 29])], 20)),  # nothing is said behind it
+        ([25, 1, 29, 29, 2, 33], ([(0, 4, [25, 1, 29]), (4, 8, [29, 2, 33])], 20)),
+        ([25, 1, 29, 30, 2], ([(0, 4, [25, 1, 29, 30])], 8)),  # the second is not whole
+        ([25, 1, 29, 30, 2, 31, 31], ([(0, 4, [25, 1, 29]), (5, 6, [30, 2, 31, 31])], 12)),
+    ):
+        assert marks.split(said, 20) == wanted
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 4])
@@ -142,7 +201,6 @@ def test_what_is_no_such_sound_is_refused(built: Path, tmp_path: Path, capsys: A
     (tmp_path / "floats.wav").write_bytes(floats)
     write_wav(tmp_path / "rate.wav", sounds()[0], rate=8000)
     write_wav(tmp_path / "two.wav", sounds()[0], channels=2)
-    write_wav(tmp_path / "long.wav", np.zeros(RATE + 1))
     write_wav(tmp_path / "none.wav", np.zeros(0))
     ears = Ears(built, 8, 20)
     for name, told in (
@@ -154,8 +212,7 @@ def test_what_is_no_such_sound_is_refused(built: Path, tmp_path: Path, capsys: A
         ("absent", "No such file"),
         ("rate", "has 1 channel at 8,000 Hz; the model hears one at 16,000 Hz"),
         ("two", "has 2 channels at 16,000 Hz"),
-        ("long", "takes 1.00 seconds; the model hears up to 1 at once"),
-        ("none", "takes 0.00 seconds"),
+        ("none", "is a sound of no samples"),
     ):
         with pytest.raises(GraphgenError, match=told):
             ears(str(tmp_path / f"{name}.wav"), "sound")
@@ -173,7 +230,12 @@ def test_other_models_hear_nothing(tmp_path: Path, capsys: Any) -> None:
     out = str(tmp_path / "out")
     refused(capsys, "reads text: give --prompt, --ids or --chat alone", out, "--audio", "a.wav")
     refused(
-        capsys, "language and translate are for models of sound", out, "--ids", "3", "--translate"
+        capsys,
+        "language, translate and timestamps are for models of sound",
+        out,
+        "--ids",
+        "3",
+        "--translate",
     )
 
 
@@ -199,7 +261,19 @@ def test_rows_are_not_heard(built: Path, tmp_path: Path, capsys: Any) -> None:
         ("preprocessor_config.json", {"dither": 0.1}, "dither is 0.1; it must be 0.0"),
         ("preprocessor_config.json", {"hop_length": 80}, "hop_length is 80; it must be a 20th of"),
         ("preprocessor_config.json", {"mel_scale": "htk"}, "not have these fields: mel_scale"),
-        ("generation_config.json", {"return_timestamps": True}, "timestamps are not supported"),
+        ("generation_config.json", {"condition_on_prev_tokens": True}, "which has no option here"),
+        (
+            "generation_config.json",
+            {"return_timestamps": "yes"},
+            "timestamps is 'yes'; give True or",
+        ),
+        ("generation_config.json", MARKS | {"no_timestamps_token_id": None}, "names no no_timest"),
+        ("generation_config.json", MARKS | {"no_timestamps_token_id": 59}, "none is a timestamp"),
+        (
+            "generation_config.json",
+            MARKS | {"max_initial_timestamp_index": -1},
+            "index is -1; give",
+        ),
         ("generation_config.json", {"forced_decoder_ids": [[2, 4]]}, r"it must be \[\[1, TOKEN\]"),
         ("generation_config.json", {"lang_to_id": [1]}, "lang_to_id is .* an object of tokens"),
         ("generation_config.json", {"task": "sing"}, "there is no task sing; there are transcribe"),
@@ -234,7 +308,7 @@ def test_first_tokens_without_languages(tmp_path: Path) -> None:
     """English models name no languages, and older files force the last token alone."""
     fields = {"forced_decoder_ids": [[1, 59]], "no_timestamps_token_id": 59}
     (tmp_path / "generation_config.json").write_text(json.dumps(fields))
-    how: dict[str, Any] = {"translate": False, "detect": None}
+    how: dict[str, Any] = {"translate": False, "timestamps": False, "detect": None}
     assert first_tokens(tmp_path, 3, language="", **how) == [[3, 59]]
     with pytest.raises(GraphgenError, match=r"no language <\|en\|>; there are none"):
         first_tokens(tmp_path, 3, language="en", **how)

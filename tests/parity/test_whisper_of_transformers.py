@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import graphgen as gg
 from graphgen.export.folders import write_folder
 from graphgen.generation import Generator
 from graphgen.generation.speech import Ears
+from graphgen.generation.timestamps import Timestamps
 from graphgen.models.published import from_folder
 
 torch = pytest.importorskip("torch", reason="needs torch (make parity)")
@@ -152,3 +154,110 @@ def test_tokens(which: str, tmp_path: Path) -> None:
         row = row[row.index(tokens[0]) :] if len(row) > len(tokens) else row
         assert tokens == row[: len(tokens)]
         assert set(row[len(tokens) :]) <= {1, 2}
+
+
+SPOKEN: dict[str, Any] = {
+    **{name: x for name, x in GENERATION.items() if name != "no_repeat_ngram_size"},
+    "eos_token_id": 19,  # as published ones, text comes before it, and timestamps last
+    "pad_token_id": 19,
+    "lang_to_id": {"<|en|>": 20, "<|fr|>": 21},
+    "task_to_id": {"transcribe": 22, "translate": 23},
+    "forced_decoder_ids": [[1, None], [2, 22]],
+    "no_timestamps_token_id": 24,
+    "begin_suppress_tokens": [5, 19],
+    "suppress_tokens": [6, 18],
+}
+
+
+@pytest.mark.parametrize("which", ["plain", "detected", "latest", "translate", "beams"])
+@pytest.mark.parametrize("seconds", [[0.6], [2.73], [3.4, 0.4, 1.9], [1.0, 0.5]])
+def test_timestamps_and_long_sounds(which: str, seconds: list[float], tmp_path: Path) -> None:
+    """Windows begin where transformers' do, and the parts of all of them have its times."""
+    fields = SPOKEN
+    fields |= {"max_initial_timestamp_index": 3} if which == "latest" else {}
+    ours: dict[str, Any] = {"translate": {"translate": True}, "beams": {"beams": 3}}.get(which, {})
+    theirs = {"translate": {"task": "translate"}, "beams": {"num_beams": 3}}.get(which, {})
+    if which == "plain":
+        fields = {n: x for n, x in fields.items() if n not in ("lang_to_id", "task_to_id")}
+        fields["forced_decoder_ids"] = [[1, 20], [2, 22], [3, 24]]
+    module = save(tmp_path / "in")
+    for name, content in (
+        ("preprocessor_config.json", PREPROCESSOR),
+        ("generation_config.json", fields),
+    ):
+        (tmp_path / "in" / name).write_text(json.dumps(content))
+    models = {f"onnx/{n}": gg.optimize(m) for n, m in from_folder(tmp_path / "in").models.items()}
+    generator = Generator(write_folder(tmp_path / "in", tmp_path / "out", models), threads=1)
+    random = np.random.default_rng(len(seconds))
+    given = [random.standard_normal(int(s * 16000)).astype(np.float32) / 8 for s in seconds]
+    found = generator(given, max_new_tokens=24, timestamps=True, **ours)
+    steps = list(found)
+    assert [[t for t in row if t is not None] for row in zip(*steps, strict=True)] == found.tokens
+    extractor = transformers.WhisperFeatureExtractor(**PREPROCESSOR)
+    config = transformers.GenerationConfig(**fields)
+    for number, sound in enumerate(given):
+        how: dict[str, Any] = {"sampling_rate": 16000, "return_tensors": "pt"}
+        if max(seconds) > 1:
+            how |= {"truncation": False, "padding": "longest"}
+        features = extractor(sound, **how).input_features
+        if features.shape[-1] < 20:
+            features = extractor(sound, sampling_rate=16000, return_tensors="pt").input_features
+        module.generation_config = config
+        with torch.no_grad():
+            wanted = module.generate(
+                features,
+                max_new_tokens=24,
+                return_timestamps=True,
+                return_segments=True,
+                time_precision=0.1,
+                time_precision_features=0.05,
+                **theirs,
+            )["segments"][0]
+        parts = found.segments[number]
+        assert [part.tokens for part in parts] == [part["tokens"].tolist() for part in wanted]
+        for name in ("start", "end"):
+            times = [float(part[name]) for part in wanted]
+            np.testing.assert_allclose([getattr(part, name) for part in parts], times, atol=0.101)
+
+
+def test_what_timestamps_may_follow_and_what_they_mark() -> None:
+    """400 random rows of text and timestamps, of which transformers' functions say the same."""
+    from transformers.generation.logits_process import WhisperTimeStampLogitsProcessor
+    from transformers.models.whisper.generation_whisper import WhisperGenerationMixin
+
+    random = np.random.default_rng(0)
+    for n in range(400):
+        latest = 3 if n % 2 else None
+        config = SimpleNamespace(no_timestamps_token_id=24, eos_token_id=19, bos_token_id=1)
+        config.max_initial_timestamp_index = latest
+        marks = Timestamps(25, 19, latest)
+        row = list[int]()
+        for _ in range(int(random.integers(0, 14))):
+            row.append(
+                int(random.integers(25, 45) if random.random() < 0.5 else random.integers(19))
+            )
+        scores = random.normal(0, 3, 45).astype(np.float32)
+        processor = WhisperTimeStampLogitsProcessor(config, begin_index=2)
+        wanted = processor(torch.tensor([[3, 22, *row]]), torch.tensor(scores[None]))[0].numpy()
+        marks.choose(row, scores)
+        np.testing.assert_array_equal(scores, wanted)
+        row = [int(random.integers(25, 45)), *row]
+        frames = int(random.integers(1, 21))
+        segments, taken = WhisperGenerationMixin._retrieve_segment(
+            seek_sequence=torch.tensor(row),
+            seek_outputs=[None],
+            time_offset=torch.zeros(1, dtype=torch.float64),
+            timestamp_begin=25,
+            seek_num_frames=torch.tensor([frames]),
+            time_precision=1.0,
+            time_precision_features=0.5,
+            input_stride=2,
+            prev_idx=0,
+            idx=0,
+            return_token_timestamps=False,
+            decoder_input_ids=torch.zeros(1, 2),
+        )
+        parts, ours = marks.split(row, frames)
+        assert ours == int(taken)
+        times = [(float(x["start"]), float(x["end"]), x["tokens"].tolist()) for x in segments]
+        assert parts == times
