@@ -348,7 +348,11 @@ def composite(
     return declare
 
 
-def canonical(*ops: Op) -> Callable[[Rule], Rule]:
+UNDECLARED: dict[str, list[Rule]] = {}
+"""Rules of the canonical form for operators that are known by name only."""
+
+
+def canonical(*ops: Op | str) -> Callable[[Rule], Rule]:
     """Declare a rule that turns nodes of these operators into the canonical form.
 
     It looks at a node inside a recording, and returns a `Rewrite` or None.
@@ -356,7 +360,8 @@ def canonical(*ops: Op) -> Callable[[Rule], Rule]:
 
     def declare(rule: Rule) -> Rule:
         for op in ops:
-            op.canonical.append(rule)
+            rules = UNDECLARED.setdefault(op, []) if isinstance(op, str) else op.canonical
+            rules.append(rule)
         return rule
 
     return declare

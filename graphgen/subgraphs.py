@@ -110,5 +110,7 @@ def ancestors(
 def detach(nodes: Sequence[ir.Node]) -> None:
     """Clear the inputs of dropped nodes, which would otherwise count as uses forever."""
     for node in reversed(nodes):
+        for body in subgraphs_of(node):
+            detach(list(body))
         for i in range(len(node.inputs)):
             node.replace_input_with(i, None)

@@ -1,5 +1,7 @@
 """Sequences of tensors, as tensors: the parts of one, some tensors, or what a loop collects."""
 
+from collections.abc import Mapping
+
 import numpy as np
 import onnx_ir as ir
 
@@ -7,7 +9,18 @@ from graphgen.graph import constant, present_inputs
 from graphgen.op import is_a
 from graphgen.ops.control_flow import is_loop, loop_node
 from graphgen.ops.elementwise import identity
-from graphgen.ops.layout import concat, dim, gather, rank, reshape, slice_, stack, transpose
+from graphgen.ops.layout import (
+    concat,
+    dim,
+    gather,
+    rank,
+    reshape,
+    slice_,
+    squeeze,
+    stack,
+    transpose,
+)
+from graphgen.ops.sizes import vector
 from graphgen.record import Tape
 from graphgen.subgraphs import subgraphs_of
 from graphgen.value import Tensor, adopt
@@ -15,24 +28,44 @@ from graphgen.value import Tensor, adopt
 
 def as_tensor(node: ir.Node) -> Tensor | None:
     """Record what a node takes from a sequence that is known, without it; None if it is not."""
-    if not is_a(node, "SequenceAt", "ConcatFromSequence") or not present_inputs(node):
+    taking = is_a(node, "SequenceAt", "SequenceLength", "ConcatFromSequence")
+    if not taking or not present_inputs(node):
         return None
     made = present_inputs(node)[0].producer()
     if made is None:
         return None
     items = list(map(adopt, present_inputs(made))) if is_a(made, "SequenceConstruct") else None
+    whole, axis = _rows(made)
+    if is_a(node, "SequenceLength"):
+        n = None if whole is None else squeeze(vector(dim(whole, axis)), [0])
+        return n if items is None else identity(np.array(len(items)))
     if is_a(node, "ConcatFromSequence"):
         if items is None:
             return None
         axis = node.attributes["axis"].as_int()
         joined = stack if node.attributes.get_int("new_axis", 0) else concat
         return joined(items, axis=axis)
+    if whole is not None:
+        return gather(whole, adopt(present_inputs(node)[1]), axis=axis)
     at = constant(present_inputs(node)[1])
     if at is None:
         return None
     if items is not None:
         return identity(items[int(at.item())])
     return _part(made, int(at.item())) if is_a(made, "SplitToSequence") else None
+
+
+def _rows(node: ir.Node) -> tuple[Tensor | None, int]:
+    """The tensor of whose rows a SplitToSequence makes a sequence, and their axis.
+
+    The runtime drops the axis for one size of 1 as well, as torch exports `unbind`.
+    """
+    axis, given = node.attributes.get_int("axis", 0), present_inputs(node)
+    if not is_a(node, "SplitToSequence") or node.attributes.get_int("keepdims", 1):
+        return None, axis
+    size = constant(given[1]) if len(given) > 1 else np.array(1)
+    single = size is not None and not size.ndim and size == 1
+    return adopt(given[0]) if single else None, axis
 
 
 def _part(node: ir.Node, index: int) -> Tensor | None:
@@ -43,8 +76,6 @@ def _part(node: ir.Node, index: int) -> Tensor | None:
     whole = dim(x, axis)
     if sizes is None:
         return None
-    if not given and not node.attributes.get_int("keepdims", 1):
-        return gather(x, np.int64(index), axis=axis)
     if sizes.ndim:
         ends = np.cumsum(sizes)
         start, end = int((ends - sizes)[index]), int(ends[index])
@@ -89,24 +120,26 @@ def collected(node: ir.Node) -> dict[int, ir.Node]:
     return found
 
 
-def stacked_instead(node: ir.Node, tape: Tape) -> dict[ir.Value, ir.Value]:
-    """Record a Loop that stacks what this one collects; return what stands for which output.
+def stacked_instead(
+    node: ir.Node, tape: Tape, inserts: Mapping[int, ir.Node]
+) -> dict[ir.Value, ir.Value]:
+    """Record a Loop that stacks what this one collects in these states.
 
-    For each sequence this is the stack.
+    Return what stands for which output; for a sequence this is the stack.
     """
-    [body], inserts, count = subgraphs_of(node), collected(node), len(node.inputs) - 2
+    [whole], count = subgraphs_of(node), len(node.inputs) - 2
+    body = whole.clone(allow_outer_scope_values=True)
     kept = [i for i in range(count) if i not in inserts]
-    items = [insert.inputs[1] for insert in inserts.values()]
     given = [*node.inputs[:2], *(node.inputs[2 + i] for i in kept)]
-    after = [body.outputs[1 + i] for i in kept]
-    states = [*body.inputs[:2], *(body.inputs[2 + i] for i in kept)]
-    results = [body.outputs[0], *after, *body.outputs[1 + count :]]
-    for item in items:
-        new = ir.node("Identity", [item])
+    results = [body.outputs[0], *(body.outputs[1 + i] for i in kept), *body.outputs[1 + count :]]
+    dropped = [insert for i in inserts if (insert := body.outputs[1 + i].producer()) is not None]
+    for insert in dropped:
+        new = ir.node("Identity", [insert.inputs[1]])
         body.append(new)
         results.append(new.outputs[0])
+    states = [*body.inputs[:2], *(body.inputs[2 + i] for i in kept)]
     body.outputs[:] = results
-    body.remove(list(inserts.values()), safe=True)
+    body.remove(dropped, safe=True)
     body.inputs[:] = states
     loop = loop_node(tape, body, given)
     order = [*kept, *range(count, len(node.outputs)), *inserts]

@@ -29,10 +29,11 @@ def without_sequences(model: ir.Model, context: Any) -> bool:
 
 def _stack(node: ir.Node, context: Any) -> None:
     """Let a Loop stack what it collects in sequences."""
-    sequences = [node.outputs[i] for i in collected(node)]
+    inserts = collected(node)
+    sequences = [node.outputs[i] for i in inserts]
     readers = [use.node for sequence in sequences for use in sequence.uses()]
     with recording(context=context) as tape:
-        instead = stacked_instead(node, tape)
+        instead = stacked_instead(node, tape, inserts)
         results = [None if y in sequences else instead[y] for y in node.outputs]
         graph = node.graph
         assert graph is not None

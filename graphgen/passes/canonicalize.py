@@ -3,6 +3,7 @@
 The rules are in ops/, under `@canonical` of their operators.
 """
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,7 +15,7 @@ from graphgen.edit import tidy
 from graphgen.errors import GraphgenError
 from graphgen.infer import DOMAIN
 from graphgen.match import Engine, Outcome, PassReport, Rewrite, Rule
-from graphgen.op import TABLE, Op, find_op, is_default
+from graphgen.op import TABLE, UNDECLARED, Op, find_op, is_default
 from graphgen.passes.fusions import FORMULAS, RECOGNIZED
 from graphgen.passes.legalize import by_body
 from graphgen.record import current_tape
@@ -33,10 +34,11 @@ _MADE = {
 def canonicalize(model: ir.Model, engine: Engine, target: Target | None = None) -> PassReport:
     """Apply the rules until none fires; nothing that `target` runs becomes what it does not run."""
     total = PassReport("canonicalize")
-    rules = {
-        op: [_Within(rule, target) for rule in op.canonical] if target else op.canonical
-        for op in TABLE.values()
-        if not op.domain
+    declared: dict[Op | str, list[Rule]] = {op: op.canonical for op in TABLE.values()}
+    rules: dict[Op | str, Sequence[Rule]] = {
+        op: [_Within(rule, target) for rule in given] if target else given
+        for op, given in (declared | UNDECLARED).items()
+        if isinstance(op, str) or not op.domain
     }
     if target is not None:
         opened: Rule = partial(_opened, target=target)

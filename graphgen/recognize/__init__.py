@@ -6,6 +6,7 @@ Importing this package gives the operators their recognizers and the graph its c
 import graphgen.recognize.attention
 import graphgen.recognize.canonical
 import graphgen.recognize.groups
+import graphgen.recognize.loops
 import graphgen.recognize.recurrent
 import graphgen.recognize.rotary
 import graphgen.recognize.saved
