@@ -37,7 +37,7 @@ def as_tensor(node: ir.Node) -> Tensor | None:
     items = list(map(adopt, present_inputs(made))) if is_a(made, "SequenceConstruct") else None
     whole, axis = _rows(made)
     if is_a(node, "SequenceLength"):
-        n = None if whole is None else squeeze(vector(dim(whole, axis)), [0])
+        n = None if whole is None else squeeze(adopt(vector(dim(whole, axis))), [0])
         return n if items is None else identity(np.array(len(items)))
     if is_a(node, "ConcatFromSequence"):
         if items is None:
@@ -61,7 +61,7 @@ def _rows(node: ir.Node) -> tuple[Tensor | None, int]:
     The runtime drops the axis for one size of 1 as well, as torch exports `unbind`.
     """
     axis, given = node.attributes.get_int("axis", 0), present_inputs(node)
-    if not is_a(node, "SplitToSequence") or node.attributes.get_int("keepdims", 1):
+    if not is_a(node, "SplitToSequence") or node.attributes.get_int("keepdims", 1) != 0:
         return None, axis
     size = constant(given[1]) if len(given) > 1 else np.array(1)
     single = size is not None and not size.ndim and size == 1

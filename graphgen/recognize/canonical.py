@@ -62,6 +62,7 @@ from graphgen.record import current_tape
 from graphgen.traits import Trait
 from graphgen.value import Tensor, Value, adopt, graph_value, sizes_of
 
+_FAR = (1 << 31) - 1  # no axis is as long
 _NORMS = (softmax, log_softmax, layer_normalization, rms_normalization)
 
 
@@ -135,6 +136,23 @@ def nothing(node: ir.Node) -> Rewrite | None:
     if node.op_type in ("Reshape", "Expand") and not same_shape(x.shape, y.shape):
         return None
     return Rewrite(x, [x], f"{node.op_type} changes nothing", may_share=True)
+
+
+@canonical(slice_)
+def all_of_it(node: ir.Node) -> Rewrite | None:
+    """Drop a slice from the first to the last element, as torch writes x[:, t] in a loop."""
+    x, *given = node.inputs
+    starts, ends, axes, *steps = [constant(v) for v in given] + [None] * (3 - len(given))
+    if x is None or x.shape is None or node.outputs[0].is_graph_output():
+        return None
+    if starts is None or ends is None or (axes is None and len(given) > 2) or None in steps:
+        return None
+    along = range(len(starts)) if axes is None else axes
+    sizes = [x.shape[int(axis)] for axis in along]
+    far = [size if isinstance(size, int) else _FAR for size in sizes]
+    if np.any(starts) or np.any(ends < far) or any(np.any(step != 1) for step in steps):
+        return None
+    return Rewrite(x, [x], "Slice changes nothing", may_share=True)
 
 
 @canonical(where)

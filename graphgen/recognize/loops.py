@@ -90,7 +90,7 @@ def _of_one_shape(reader: ir.Node, insert: ir.Node) -> bool:
     A new axis asks for that; without one, tensors may be longer or shorter along the axis.
     """
     [_, row] = present_inputs(insert)
-    if reader.op_type == "ConcatFromSequence" and reader.attributes.get_int("new_axis", 0):
+    if reader.op_type == "ConcatFromSequence" and reader.attributes.get_int("new_axis", 0) != 0:
         return True
     dims = row.shape or ()
     if reader.op_type == "ConcatFromSequence" and dims:

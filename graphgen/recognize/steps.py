@@ -21,17 +21,23 @@ _FAR = (1 << 31) - 1  # no axis is as long
 _LARGEST = 200  # nodes; the cells of LSTM and GRU have some tens
 
 
-class Steps(NamedTuple):
-    """new states, ys[t] = body(states, x[t]), t going along `axis` of x, backwards if `reverse`.
+class Rows(NamedTuple):
+    """The rows of x along an axis; `row` is the value of the body that is one of them."""
 
-    `first` are the states before the first step; `row` is x[t] and the others are values of the
-    body. `ways` says of each y along which axis its rows are stacked, and whether backwards;
-    `outputs` are the node's: the last states, and the ys stacked.
+    row: ir.Value
+    x: ir.Value
+    axis: int
+
+
+class Steps(NamedTuple):
+    """new states, ys[t] = body(states, rows[t]), t going backwards if `reverse`.
+
+    `first` are the states before the first step; the others are values of the body. `ways` says
+    of each y along which axis it is stacked, and whether backwards; `outputs` are the node's: the
+    last states, and the ys stacked.
     """
 
-    x: ir.Value
-    row: ir.Value
-    axis: int
+    rows: Sequence[Rows]
     reverse: bool
     first: Sequence[ir.Value]
     states: Sequence[ir.Value]
@@ -42,7 +48,7 @@ class Steps(NamedTuple):
 
 
 def steps_of(node: ir.Node) -> Steps | None:
-    """What a Scan or Loop steps over, if that is one tensor, from one of its ends to the other.
+    """What a Scan or Loop steps over, if all of it, from one end to the other.
 
     None also for large bodies: readers follow them by recursion.
     """
@@ -54,18 +60,20 @@ def steps_of(node: ir.Node) -> Steps | None:
 def _of_scan(node: ir.Node) -> Steps | None:
     [body], xs, given = subgraphs_of(node), ways_of(node, "input"), present_inputs(node)
     count = len(node.inputs) - len(xs)
-    if len(xs) != 1 or len(given) != count + 1:
+    reverse = {back for _, back in xs}
+    if len(reverse) != 1 or len(given) != len(node.inputs):
         return None
-    *states, row = body.inputs
-    new, ys = body.outputs[:count], body.outputs[count:]
+    parts = zip(body.inputs[count:], given[count:], xs, strict=True)
+    rows = [Rows(row, x, axis) for row, x, (axis, _) in parts]
+    states, new, ys = body.inputs[:count], body.outputs[:count], body.outputs[count:]
     ways = ways_of(node, "output")
-    return Steps(given[-1], row, *xs[0], given[:-1], states, new, ys, ways, node.outputs)
+    return Steps(rows, reverse.pop(), given[:count], states, new, ys, ways, node.outputs)
 
 
 def _of_loop(node: ir.Node) -> Steps | None:
     """Of a Loop that always makes as many steps as x has rows.
 
-    States that count its steps, or stay the same, are left out; their last values may not be used.
+    States that count its steps are left out; their last values may not be used.
     """
     if len(node.inputs) < 3:
         return None
@@ -73,33 +81,35 @@ def _of_loop(node: ir.Node) -> Steps | None:
     number, given, *states = body.inputs
     goes_on, *results = body.outputs
     lines: Lines = {number: (1, 0)}
-    fixed: dict[ir.Value, ir.Value] = {}
     first, old, new = [], [], []
     for x, state, after, last in zip(node.inputs[2:], states, results, node.outputs, strict=False):
         start, change = _line(x, {}), _line(after, {state: (1, 0)})
         if x is None:
             return None
-        if start and change and change[0] == 1 and isinstance(change[1], int):
-            lines[state] = change[1], start[1]
-        elif bare(after) is state:
-            fixed[state] = x
-        else:
+        if not (start and change and change[0] == 1 and isinstance(change[1], int)):
             first.append(x)
             old.append(state)
             new.append(after)
             continue
+        lines[state] = change[1], start[1]
         if last.uses() or last.is_graph_output():
             return None
         outputs.remove(last)
-    rows = [row for inner in body for y in inner.outputs for row in _rows(y, lines)]
-    if len(rows) != 1:
+    found = [row for inner in body for y in inner.outputs for row in _rows(y, lines)]
+    ends = [y for y in _parts(goes_on) if y is not given]
+    found = [row for row in found if _is_whole(node, row[0], ends, lines)]
+    reverse = {back for _, back in found}
+    if len(reverse) != 1:
         return None
-    [(row, read, axis, reverse)] = rows
-    x, ends = fixed.get(read, read), [y for y in _parts(goes_on) if y is not given]
-    if x.graph is body or x.shape is None or not _runs(node, ends, x.shape[axis], lines):
-        return None
+    rows = [row for row, _ in found]
     ys = results[len(states) :]
-    return Steps(x, row, axis, reverse, first, old, new, ys, [(0, False)] * len(ys), outputs)
+    return Steps(rows, reverse.pop(), first, old, new, ys, [(0, False)] * len(ys), outputs)
+
+
+def _is_whole(node: ir.Node, part: Rows, ends: Sequence[ir.Value], lines: Lines) -> bool:
+    """Whether a Loop goes over all rows of a value from outside."""
+    outside = part.x.graph is not part.row.graph and part.x.shape is not None
+    return outside and _runs(node, ends, (part.x.shape or ())[part.axis], lines)
 
 
 def _runs(node: ir.Node, ends: Sequence[ir.Value], size: Dim, lines: Lines) -> bool:
@@ -142,8 +152,8 @@ def bare(value: ir.Value) -> ir.Value:
     return value
 
 
-def _rows(y: ir.Value, lines: Lines) -> Iterator[tuple[ir.Value, ir.Value, int, bool]]:
-    """y, x, its axis, and whether backwards, if y is the row of x at the number of the step.
+def _rows(y: ir.Value, lines: Lines) -> Iterator[tuple[Rows, bool]]:
+    """What y is a row of, if it is that of the step's number, and whether they go backwards.
 
     Where a Slice ends does not matter: it has one row, or it could not have the shape of y.
     """
@@ -160,7 +170,7 @@ def _rows(y: ir.Value, lines: Lines) -> Iterator[tuple[ir.Value, ir.Value, int, 
     if len(kept) == len(y.shape) and all(map(same_dim, kept, y.shape)):
         reverse = _same(start, (-1, x.shape[axis] - 1)) or (single and start == (-1, -1))
         if reverse or start == (1, 0):
-            yield y, x, axis, reverse
+            yield Rows(y, x, axis), reverse
 
 
 def _same(x: Line, y: Line) -> bool:
@@ -175,7 +185,7 @@ def _line(x: ir.Value | None, lines: Lines) -> Line | None:
     if x in lines:
         return lines[x]
     if tape is None or x.dtype not in (ir.DataType.INT64, ir.DataType.INT32):
-        return None
+        return _line_of_float(x, lines)
     known = tape.context.get_symbolic_value(x)
     if known is not None:
         return (0, known[0]) if len(known) == 1 else None
@@ -200,3 +210,13 @@ def _line(x: ir.Value | None, lines: Lines) -> Line | None:
         case "Mul", [(a, b), (0, int(c))]:
             lines[x] = a * c, b * c
     return lines.get(x)
+
+
+def _line_of_float(x: ir.Value, lines: Lines) -> Line | None:
+    """An integer that TensorFlow's comparisons read as a float, which is exact to 2^24."""
+    number, made = scalar(x), produced_by(x, "Cast")
+    if number is not None and x.dtype == ir.DataType.FLOAT and number.is_integer():
+        return 0, int(number)
+    source = None if made is None or x.dtype != ir.DataType.FLOAT else made.inputs[0]
+    integer = source is not None and source.dtype in (ir.DataType.INT64, ir.DataType.INT32)
+    return _line(source, lines) if integer else None
