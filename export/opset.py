@@ -14,6 +14,7 @@ from onnx_ir.passes import common
 from graphgen.errors import GraphgenError
 from graphgen.graph import bytes_of
 from graphgen.infer import OPSET, schema_of
+from graphgen.op import TABLE
 from graphgen.ops.versions import INFERRED_ANEW, REDEFINED, raise_redefined, raise_scans
 from graphgen.places import block_of
 from graphgen.record import PATH
@@ -235,7 +236,9 @@ def _convert(model: ir.Model) -> ir.Graph:
             node.domain, light.graph.opset_imports[UNCHECKED] = UNCHECKED, 1
     proto = onnx.shape_inference.infer_shapes(ir.to_proto(light))
     proto = onnx.version_converter.convert_version(proto, OPSET)
-    onnx.checker.check_model(proto)
+    checked = onnx.ModelProto.FromString(proto.SerializeToString())
+    hide_from_checker(checked)
+    onnx.checker.check_model(checked)
     graph = ir.from_proto(proto).graph
     for node in graph.all_nodes():
         node.domain = "" if node.domain == UNCHECKED else node.domain
@@ -254,6 +257,27 @@ def _convert(model: ir.Model) -> ir.Graph:
         graph.register_initializer(value)
     _take_places(graph, model.graph)
     return graph
+
+
+def hide_from_checker(proto: onnx.ModelProto) -> None:
+    """Put unknown operators where the checker refuses something that the runtime accepts.
+
+    That is an input or output without a rank, or an operator of the runtime's in the standard
+    domain.
+    """
+    graph = proto.graph
+    for values, role in ((graph.input, "output"), (graph.output, "input")):
+        for i, value in reversed(list(enumerate(values))):
+            if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape"):
+                node = onnx.NodeProto(op_type="Any", domain=UNCHECKED)
+                getattr(node, role).append(value.name)
+                graph.node.insert(0 if role == "output" else len(graph.node), node)
+                del values[i]
+    for node in graph.node:
+        known = schema_of(node.domain, node.op_type) is not None
+        if not node.domain and not known and ("", node.op_type) in TABLE:
+            node.domain = UNCHECKED  # what the runtime alone defines there
+    proto.opset_import.add(domain=UNCHECKED, version=1)
 
 
 def _mark_places(model: ir.Model) -> None:

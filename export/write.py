@@ -18,7 +18,7 @@ from graphgen.edit import tidy
 from graphgen.errors import GraphgenError, unwrapped
 from graphgen.expansion import inner_graphs
 from graphgen.export.functions import attach_functions
-from graphgen.export.opset import OLDEST, UNCHECKED, in_memory, stamp, without_weights
+from graphgen.export.opset import OLDEST, hide_from_checker, in_memory, stamp, without_weights
 from graphgen.export.outputs import declared_shapes, omitted_outputs, shield_outputs
 from graphgen.export.partial import beside, in_turn
 from graphgen.export.protobuf import GRAPH, INITIALIZER, RAW_DATA, field
@@ -26,7 +26,6 @@ from graphgen.export.read import IN_BYTES, PAGE
 from graphgen.garbage import uncollected
 from graphgen.graph import ModelLike, bytes_of, model_in
 from graphgen.infer import OPSET, schema_of
-from graphgen.op import TABLE
 from graphgen.runtime import OPTIONS_KEY
 from graphgen.traits import NONE, TRAITS, Trait
 
@@ -119,34 +118,13 @@ def _problem(model: ir.Model, shapes: Iterable[ir.Shape | None]) -> str | None:
     for value, shape in zip(model.graph.outputs, shapes, strict=True):
         value.shape = shape
     light = _to_proto(without_weights(model))
-    _hide_from_checker(light)
+    hide_from_checker(light)
     _write_defaults(light.graph, model.graph.opset_imports)
     try:
         onnx.checker.check_model(light, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         return " ".join(str(error).split())
     return None
-
-
-def _hide_from_checker(proto: onnx.ModelProto) -> None:
-    """Put unknown operators where the checker refuses something that the runtime accepts.
-
-    That is an input or output without a rank, or an operator of the runtime's in the standard
-    domain.
-    """
-    graph = proto.graph
-    for values, role in ((graph.input, "output"), (graph.output, "input")):
-        for i, value in reversed(list(enumerate(values))):
-            if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape"):
-                node = onnx.NodeProto(op_type="Any", domain=UNCHECKED)
-                getattr(node, role).append(value.name)
-                graph.node.insert(0 if role == "output" else len(graph.node), node)
-                del values[i]
-    for node in graph.node:
-        known = schema_of(node.domain, node.op_type) is not None
-        if not node.domain and not known and ("", node.op_type) in TABLE:
-            node.domain = UNCHECKED  # what the runtime alone defines there
-    proto.opset_import.add(domain=UNCHECKED, version=1)
 
 
 def _write_defaults(graph: onnx.GraphProto, imports: Mapping[str, int]) -> None:

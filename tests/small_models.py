@@ -100,12 +100,13 @@ def vary(module: Any) -> Any:
     return module
 
 
-def run_plain(model: ir.Model, feeds: dict[str, Any]) -> list[Any]:
-    """The outputs in ONNX Runtime with its own optimizations off."""
+def run_plain(model: ir.Model | bytes, feeds: dict[str, Any]) -> list[Any]:
+    """The outputs of a model, or of a file, in ONNX Runtime with its own optimizations off."""
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
-    session = ort.InferenceSession(to_bytes(model), options, providers=["CPUExecutionProvider"])
+    file = model if isinstance(model, bytes) else to_bytes(model)
+    session = ort.InferenceSession(file, options, providers=["CPUExecutionProvider"])
     return list(session.run(None, feeds))
 
 

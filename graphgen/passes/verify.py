@@ -105,9 +105,10 @@ def _parts(
     outputs = [(y, new) for y, new in zip(olds, results, strict=False) if new is not None]
     leaves = [value for value in _outside(tape.nodes) if value.producer() not in made]
     leaves += [new for _, new in outputs if new.producer() not in made]
-    inner = set(region_of(root, rewrite.inputs))
+    tops = [root, *filter(None, (y.producer() for y in rewrite.also))]
+    inner = {node for top in tops for node in region_of(top, rewrite.inputs)}
     stop = [v for v in leaves if v.producer() not in inner]
-    region = dict.fromkeys(region_of(root, stop))
+    region = dict.fromkeys(node for top in tops for node in region_of(top, stop))
     leaves += [value for value in _outside(region) if value.producer() not in region]
     inputs, above = _free(leaves, region, most=None if memory is None else _MOST_ABOVE)
     observed = memory is not None and len(above) > _MOST_ABOVE

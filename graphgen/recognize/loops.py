@@ -66,22 +66,31 @@ def known_sequence(node: ir.Node) -> Rewrite | None:
 @canonical("SequenceAt", "ConcatFromSequence")
 def collected_rows(node: ir.Node) -> Rewrite | None:
     """What a Loop collects in a sequence is a stack of rows, if all have one shape."""
-    sequence, tape = present_inputs(node)[0], current_tape()
-    loop = sequence.producer()
-    inserts = {} if loop is None else collected(loop)
-    at = sequence.index()
-    if loop is None or tape is None or at not in inserts or loop.graph is not node.graph:
+    loop, tape = present_inputs(node)[0].producer(), current_tape()
+    if loop is None or tape is None or loop.graph is not node.graph:
         return None
-    readers = [use.node for use in sequence.uses()]
-    if readers[0] is not node or not all(_of_one_shape(user, inserts[at]) for user in readers):
+    readers = {i: [use.node for use in loop.outputs[i].uses()] for i in collected(loop)}
+    inserts = {
+        i: insert
+        for i, insert in collected(loop).items()
+        if readers[i] and all(_of_one_shape(user, insert) for user in readers[i])
+    }
+    pairs = [(user, loop.outputs[i]) for i in inserts for user in readers[i]]
+    if not pairs or pairs[0][0] is not node:
         return None
-    instead = stacked_instead(loop, tape, {at: inserts[at]})
-    found = [of_stack(user, adopt(instead[sequence])) for user in readers]
-    others = [y for y in loop.outputs if y is not sequence and (y.uses() or y.is_graph_output())]
+    instead = stacked_instead(loop, tape, inserts)
+    found = [of_stack(user, adopt(instead[sequence])) for user, sequence in pairs]
+    others = [
+        y
+        for i, y in enumerate(loop.outputs)
+        if i not in inserts and (y.uses() or y.is_graph_output())
+    ]
     results: list[Tensor] = [*found, *(adopt(instead[y]) for y in others)]
-    also = [*(user.outputs[0] for user in readers[1:]), *others]
+    also = [*(user.outputs[0] for user, _ in pairs[1:]), *others]
+    # Verification makes tensors for inputs, but neither sequences nor the number of steps.
+    inputs = [x for x in read_by(loop) if x.shape is not None and x.shape != ()]
     reason = "what a Loop collects as a stack"
-    return Rewrite(results, [*read_by(loop)], reason, may_share=True, also=also)
+    return Rewrite(results, inputs, reason, may_share=True, also=also)
 
 
 def _of_one_shape(reader: ir.Node, insert: ir.Node) -> bool:

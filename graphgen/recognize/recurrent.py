@@ -66,14 +66,14 @@ def _over_time(node: ir.Node) -> Outcome:
     steps = steps_of(node)
     candidate = _may_be_recurrent(node)
     if steps is None:
-        reason = "its steps are not known to be those over all rows of some tensors"
-        return Miss(reason, node) if candidate else None
+        lost = Miss("its steps are not known to be those over all rows of some tensors", node)
+        return lost if candidate else None
     if not 0 < len(steps.states) <= _MOST:
         return None
     other = next((x for x in steps.states if not is_matrix(x)), None)
     if other is not None:
-        reason = f"its state is {describe(other)}, wanted float[batch, features]"
-        return Miss(reason, node) if candidate else None
+        lost = Miss(f"its state is {describe(other)}, wanted float[batch, features]", node)
+        return lost if candidate else None
     every, fused, names = AllSteps(steps), list[Tensor](), list[str]()
     pending, last = [*range(len(steps.states))], dict[int, Tensor]()
     while pending:
@@ -94,6 +94,10 @@ def _over_time(node: ir.Node) -> Outcome:
             for y, (axis, back) in zip(steps.ys, steps.ways, strict=True)
         ]
     except UnreadableError as error:
+        cells = [steps.new[i] for i in last]
+        only = any(bare(y) is bare(x) for y in steps.ys for x in cells if x not in every.known)
+        if only:
+            return Miss("all c are used, and LSTM gives the last one only", node)
         return Miss(f"what its steps give is not computed by rows: {error}", node)
     results = dict(zip(steps.outputs, [*(last[i] for i in sorted(last)), *ys], strict=True))
     used = [results[o] if o.uses() or o.is_graph_output() else None for o in node.outputs]
@@ -155,8 +159,7 @@ def _missed(node: ir.Node, steps: Steps, every: AllSteps, pending: Sequence[int]
         if produced_by(new, "Where") is not None:
             made = new.producer()
             if made is not None and any(bare(x) is state for x in made.inputs if x is not None):
-                reason = "a step keeps its state by a mask, where LSTM and GRU take lengths"
-                return Miss(reason, node)
+                return Miss("a step keeps its state by a mask; LSTM and GRU take lengths", node)
     names = ", ".join(str(steps.states[i].name) for i in pending)
     return Miss(f"how {names} changes is neither LSTM's nor GRU's formula", node)
 

@@ -906,8 +906,15 @@ def test_malformed_graphs(tmp_path, body, message):
 
 
 def test_an_operator_that_cannot_be_raised(tmp_path):
-    text = '<ir_version: 4, opset_import: ["": 8]> g (float[2] x) => (float[] y) { y = ATen(x) }'
-    assert "cannot be raised from opset 8" in refusal(write(tmp_path / "m.onnx", text))
+    nodes = "g (float[2] x) => (float[3] y) { y = Pad <paddings = [0, 1]> (x) }"
+    text = f'<ir_version: 4, opset_import: ["": 1]> {nodes}'
+    assert "Pad cannot be raised from opset 1" in refusal(write(tmp_path / "m.onnx", text))
+
+
+def test_a_result_of_unknown_rank_is_raised(tmp_path):
+    nodes = "g (float[4] x) => (float[] y, float[] z) { y, z = Split (x) }"
+    path = write(tmp_path / "m.onnx", f'<ir_version: 6, opset_import: ["": 11]> {nodes}')
+    assert [value.shape for value in load(path).graph.outputs] == [(2,), (2,)]
 
 
 def test_what_export_refuses(tmp_path):

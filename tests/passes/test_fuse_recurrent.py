@@ -87,7 +87,8 @@ def same_gate(h: Any, c: Any, x: Any) -> Any:
     return [h, c], [h]
 
 
-def state_elsewhere(h: Any, x: Any) -> Any:
+def state_before(h: Any, x: Any) -> Any:
+    """Which gives h as it was before the step."""
     [after], _ = gru_step(h, x)
     return [after], [h]
 
@@ -155,6 +156,8 @@ def model_of(step: Step, states: int, b: Any = "b", t: Any = "t", **way: Any) ->
         (joined_step, "LSTM", {"axis": 1}),
         (gru_step, "GRU", {}),
         (reset_step, "GRU", {"axis": 1, "reverse": True}),
+        (state_before, "GRU", {}),
+        (state_before, "GRU", {"axis": 1, "reverse": True}),
     ],
 )
 def test_a_scan_over_a_cell_is_its_operator(step: Step, name: str, way: dict[str, Any]) -> None:
@@ -189,7 +192,6 @@ def test_of_known_sizes_no_choice_is_left() -> None:
         (many_nodes, 1),
         (nothing_of_the_state, 1),
         (same_gate, 2),
-        (state_elsewhere, 1),
         (one_gate_for_all, 1),
         (old_state_in_the_output, 2),
     ],

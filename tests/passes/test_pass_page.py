@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from graphgen.op import TABLE
+from graphgen.op import TABLE, UNDECLARED
 from graphgen.passes import PIPELINE
 from graphgen.passes.clean import clean
 from graphgen.passes.fuse import _apart
@@ -120,6 +120,9 @@ def rules() -> str:
     operators: dict[Any, list[str]] = {}
     for (_, name), op in TABLE.items():
         for rule in op.canonical:
+            operators.setdefault(rule, []).append(name)
+    for name, rules in UNDECLARED.items():
+        for rule in rules:
             operators.setdefault(rule, []).append(name)
     return table(
         ("rule", "at", "what it does"),
