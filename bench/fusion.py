@@ -177,9 +177,17 @@ def check(contender: Contender, given: Arrays, wanted: np.ndarray) -> float | No
 
 
 def in_turn(
-    calls: Sequence[Callable[[], Any]], seconds: float, least: int, *, cpu_time: bool
+    calls: Sequence[Callable[[], Any]],
+    seconds: float,
+    least: int,
+    *,
+    cpu_time: bool,
+    enough: Callable[[np.ndarray], bool] = lambda _: False,
 ) -> np.ndarray:
-    """Nanoseconds (rounds, calls), after one round that warms up; each round in reverse order."""
+    """Nanoseconds (rounds, calls), after one round that warms up; each round in reverse order.
+
+    It ends after `seconds` and `least` rounds, or before if so many are `enough`.
+    """
     clock = time.process_time_ns if cpu_time else time.perf_counter_ns
     times: list[list[int]] = []
     start, order = time.perf_counter(), list(range(len(calls)))
@@ -191,6 +199,8 @@ def in_turn(
             taken[i] = clock() - before
         times.append(taken)
         order.reverse()
+        if len(times) > least and enough(np.array(times[1:])):
+            break
     return np.array(times[1:])
 
 
