@@ -37,6 +37,12 @@ _EXACT = "session.x64quantprecision"
 _AS_FLOATS = "session.disable_quant_qdq"
 """The session option that leaves QuantizeLinear and DequantizeLinear as they are."""
 
+_LEVEL = "session.qdq_matmulnbits_accuracy_level"
+"""The session option by which products with restored weights round x to 8 bits (4), or not (1)."""
+
+_FAST_BITS = {onnx.TensorProto.INT4, onnx.TensorProto.UINT4}
+"""Of these the product that does not round x is about as fast as that of floats."""
+
 _HEEDED = ("ENABLE_EXTENDED", "ENABLE_LAYOUT", "ENABLE_ALL")  # levels at which that option works
 
 _RESTORES = "Dequantize"
@@ -177,8 +183,9 @@ def keep_integers(
     model: str | os.PathLike[str] | bytes,
     needs: str | None,
     settings: dict[str, Any],
+    provider: Provider | None,
 ) -> None:
-    """Set the options without which the runtime cuts off integers, or the sums of int8 products.
+    """Set the options without which the runtime cuts off integers, or rounds floats to 8 bits.
 
     A file that says that its sums fit needs none for them. Any other may have such products, and
     only the runtime's extended optimizations can replace them. Where that option fails, and where
@@ -188,15 +195,49 @@ def keep_integers(
     graphs = _restoring(model)
     if _loses_signs(graphs, minor(ort.__version__)):
         settings.setdefault(_AS_FLOATS, "1")
+    level = str(settings.get("graph_optimization_level", "ENABLE_ALL")).upper()
+    if level.endswith(_HEEDED):
+        cuda = provider in (None, "auto") and CUDA in ort.get_available_providers()
+        _keep_floats(graphs, settings, on_cpu=provider in (None, "auto", "cpu") and not cuda)
     if needs == FITS or not processor().saturates:
         return
-    level = str(settings.get("graph_optimization_level", "ENABLE_ALL")).upper()
     exact = level.endswith(_HEEDED) and str(settings.setdefault(_EXACT, "1")) == "1"
     if exact and _fails_unsigned(graphs):
         settings.setdefault(_AS_FLOATS, "1")
     if needs is not None:
         effect = "runs exactly by slower kernels" if exact else "gives wrong numbers"
         warn(f"{who}: the file needs {needs}; on this processor ({processor()}) it {effect}")
+
+
+def _keep_floats(
+    graphs: Sequence[onnx.GraphProto], settings: dict[str, Any], *, on_cpu: bool
+) -> None:
+    """Keep the runtime from rounding the floats that it multiplies by restored weights.
+
+    It makes one operator of a product and a DequantizeLinear of a constant matrix, which rounds the
+    other factor to 8 bits, unless an option forbids that (onnxruntime 1.32; an error of 5e-3). On
+    the CPU it then is 40 times slower for weights of 2 and 8 bits: they become floats instead,
+    unless the file has other integers, which would become floats with them.
+    """
+    weights = _restored_matrices(graphs)
+    slow = on_cpu and _LEVEL not in settings and not weights <= _FAST_BITS
+    if slow and not _named(graphs, _ROUNDS):
+        settings.setdefault(_AS_FLOATS, "1")
+    if weights and str(settings.get(_AS_FLOATS)) != "1":
+        settings.setdefault(_LEVEL, "1")
+
+
+def _restored_matrices(graphs: Sequence[onnx.GraphProto]) -> set[int]:
+    """The types of constant matrices of integers from which the second factor is restored."""
+    nodes = [node for graph in graphs for node in graph.node]
+    factors = {name for node in nodes for name in node.input[1:2]}
+    factors |= {n.input[0] for n in nodes if len(n.input) == 1 and factors & {*n.output}}
+    constants = {x.name: x for g in graphs for x in g.initializer}
+    sources = [node for node in nodes if not node.input]
+    constants |= {n.output[0]: a.t for n in sources for a in n.attribute if a.HasField("t")}
+    restored = [node for node in _named(graphs, _RESTORES) if factors & {*node.output}]
+    read = [constants.get(node.input[0]) for node in restored]
+    return {x.data_type for x in read if x is not None and len(x.dims) == 2}
 
 
 def _fails_unsigned(graphs: Sequence[onnx.GraphProto]) -> bool:

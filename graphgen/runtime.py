@@ -65,9 +65,11 @@ class Session:
     keeps under its metadata key "graphgen.session_options"; session.x64quantprecision=1 where the
     processor would cut off sums of int8 and the file does not say that they fit;
     session.disable_quant_qdq=1 where that fails, and where the runtime takes integers without a
-    zero point for unsigned ones; the runtime. The keys execution_order,
-    enable_mem_pattern, enable_mem_reuse, graph_optimization_level and intra_op_num_threads set
-    that attribute of the runtime's SessionOptions; every other key is a session config entry.
+    zero point for unsigned ones; either this or session.qdq_matmulnbits_accuracy_level=1 where it
+    would round the floats that it multiplies by restored weights; the runtime. The keys
+    execution_order, enable_mem_pattern, enable_mem_reuse, graph_optimization_level and
+    intra_op_num_threads set that attribute of the runtime's SessionOptions; every other key is a
+    session config entry.
 
     `provider=None` or "auto" takes CUDA where it works and otherwise the CPU, and `plan` says
     which; any other is a provider that is built in or a plugin (`graphgen providers` lists them),
@@ -99,7 +101,7 @@ class Session:
             settings["graph_optimization_level"] = "DISABLE_ALL"
         if threads is not None:
             settings["intra_op_num_threads"] = str(threads)
-        keep_integers(self._who, ort, model, metadata.get(INT8_KEY), settings)
+        keep_integers(self._who, ort, model, metadata.get(INT8_KEY), settings, provider)
         asked, config = session_options(self._who, ort, settings)
         if profile is not None:
             asked.enable_profiling, asked.profile_file_prefix = True, profile
