@@ -31,13 +31,21 @@ VISION: dict[str, dict[str, Any]] = {
     "siglip": {"text_config": {**_TEXTS, "projection_size": 16}, "vision_config": _IMAGES},
 }
 del VISION["dinov2"]["intermediate_size"]
+ONE: dict[str, dict[str, Any]] = {
+    "clip_text_model": {**_TEXTS, "projection_dim": 10},
+    "clip_vision_model": {**_IMAGES, "projection_dim": 10},
+    "siglip_text_model": {**_TEXTS, "projection_size": 16},
+    "siglip_vision_model": _IMAGES,
+}
+"""One of the two towers."""
+
 STORED = {"deit": frozenset({"distillation_classifier.weight"})}
 """What tells a configuration more than its fields do."""
 
 
 def fields(kind: str) -> dict[str, Any]:
     """The fields of a configuration, of config.json."""
-    return {**VISION[kind], "model_type": kind}
+    return {**(VISION | ONE)[kind], "model_type": kind}
 
 
 def weight(name: str, shape: tuple[int, ...]) -> np.ndarray:

@@ -23,6 +23,9 @@ COLUMNS = {
 }
 """The columns that each task adds to a row; there is no text without a tokenizer."""
 
+WHOLE = ("sentence_embedding", "text_embeds", "image_embeds", "pooler_output")
+"""Outputs that stand for a text or an image; the towers of CLIP and SigLIP have the last three."""
+
 SCORES = {op.name: op for op in (ops.identity, ops.sigmoid, ops.tanh)}
 """What cross-encoders of sentence-transformers apply to logits, by the class in torch."""
 
@@ -30,7 +33,7 @@ SCORES = {op.name: op for op in (ops.identity, ops.sigmoid, ops.tanh)}
 class Results:
     """The rows of results of a folder's graph, whose inputs and outputs have these dimensions.
 
-    feature-extraction: the output sentence_embedding, else the mean of last_hidden_state over the
+    feature-extraction: one of the outputs `WHOLE`, else the mean of last_hidden_state over the
     tokens, or for an image its first vector, which stands for the whole. text-classification and
     image-classification: the label with the highest logit, and its probability, which is its own
     if labels do not exclude each other; the logit itself if problem_type is regression; for a
@@ -54,7 +57,7 @@ class Results:
             "vocab_size"
         ):  # these are of the next token or a masked one
             found = ""
-        if {"sentence_embedding", "last_hidden_state"} & outputs.keys():
+        if {*WHOLE, "last_hidden_state"} & outputs.keys():
             found = "feature-extraction"
         fits = images or set(INPUTS[:2]) <= inputs.keys() <= set(INPUTS)
         if not found or not fits or task not in (None, found):
@@ -82,8 +85,8 @@ class Results:
 
     def read(self, outputs: Mapping[str, Array], mask: Array | None) -> Sequence[tuple[Any, ...]]:
         """The columns of each row; `mask` (B, T), if any, is 1 at its tokens and 0 after them."""
-        if "sentence_embedding" in outputs:
-            return [(y,) for y in outputs["sentence_embedding"].astype(np.float32)]
+        if whole := [outputs[name] for name in WHOLE if name in outputs]:
+            return [(y,) for y in whole[0].astype(np.float32)]
         if "last_hidden_state" in outputs:
             x = outputs["last_hidden_state"].astype(np.float32)  # (B, T, D)
             if mask is None:

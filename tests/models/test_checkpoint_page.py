@@ -13,7 +13,7 @@ from published_decoders import DECODERS, fields as decoder_fields
 from published_encoders import ENCODERS, fields as encoder_fields
 from published_seq2seq import SEQ2SEQ, fields as seq2seq_fields
 from published_speech import FIELDS as WHISPER
-from published_vision import VISION, fields as vision_fields
+from published_vision import ONE, VISION, fields as vision_fields
 from test_checkpoints import ALL_CONFIGS
 from test_seq2seq import BART, MARIAN, PUBLISHED
 
@@ -29,7 +29,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "marian": MARIAN,
     **{kind: decoder_fields(kind) for kind in DECODERS if "," not in kind},
     **{kind: seq2seq_fields(kind) for kind in SEQ2SEQ},
-    **{kind: vision_fields(kind) for kind in VISION},
+    **{kind: vision_fields(kind) for kind in (*VISION, *ONE)},
     **{kind: encoder_fields(kind) for kind in ENCODERS if "," not in kind},
     "whisper": WHISPER,
 }

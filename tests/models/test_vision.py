@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from published_vision import STORED, VISION, fields, inputs, weight
+from published_vision import ONE, STORED, VISION, fields, inputs, weight
 from random_checkpoints import stored_shapes, write_weights
 from small_models import relative_rms, run_plain
 
@@ -14,6 +14,7 @@ import graphgen as gg
 from graphgen.errors import GraphgenError
 from graphgen.models.published import FAMILIES, from_folder
 from graphgen.models.published.config import Config
+from graphgen.models.published.weights import read_weights
 
 RESULTS = np.load(Path(__file__).resolve().parents[1] / "fixtures" / "vision" / "results.npz")
 BOUND = 1e-5  # relative RMS
@@ -58,6 +59,28 @@ def test_towers_are_two_files_that_give_the_same(kind: str, tmp_path: Path) -> N
         vectors, _ = run_plain(model, {n: x for n, x in inputs(kind).items() if n in read})
         lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
         assert relative_rms(RESULTS[f"{kind}, {name}"], vectors / lengths) < BOUND
+
+
+@pytest.mark.parametrize("kind", ONE)
+def test_a_tower_alone_gives_the_same(kind: str, tmp_path: Path) -> None:
+    both, side = kind.split("_")[:2]
+    (tmp_path / "both").mkdir()
+    read = read_weights(checkpoint(tmp_path / "both", both))
+    own = {"text": "text_projection", "vision": "visual_projection"}[side]
+    kept = {n: x.read() for n, x in read.items() if n.startswith((f"{side}_model.", own))}
+    (tmp_path / "config.json").write_text(json.dumps(fields(kind)))
+    write_weights(tmp_path / "model.safetensors", kept)
+    model = gg.optimize(from_folder(tmp_path).model).model
+    name = {"text": "text_embeds", "vision": "image_embeds"}[side]
+    assert [value.name for value in model.graph.outputs] == [
+        name if both == "clip" else "pooler_output",
+        "last_hidden_state",
+    ]
+    vectors, _ = run_plain(
+        model, {str(x.name): inputs(both)[str(x.name)] for x in model.graph.inputs}
+    )
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    assert relative_rms(RESULTS[f"{both}, {name}"], vectors / lengths) < BOUND
 
 
 PUBLISHED: dict[str, dict[str, Any]] = {

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors import numpy as safetensors
 
 import graphgen as gg
 from graphgen.batch.images import Images
@@ -129,6 +130,51 @@ def test_texts_and_images(which: str, tmp_path: Path) -> None:
                 assert relative_rms(got, wanted[value.name].numpy()) < BOUND
                 compared += 1
     assert compared == {"image-classification": 1, "feature-extraction": 2}.get(task, 4)
+
+
+ALONE: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "clip, text": ("CLIPText", "Model", {**TEXTS, "hidden_act": "gelu"}),
+    "clip, text, highest token": ("CLIPText", "Model", {**TEXTS, "eos_token_id": 2}),
+    "clip, text, projected": ("CLIPText", "ModelWithProjection", {**TEXTS, "projection_dim": 20}),
+    "clip, image": ("CLIPVision", "Model", SQUARE),
+    "clip, image, projected": ("CLIPVision", "ModelWithProjection", SQUARE),
+    "siglip, text": ("SiglipText", "Model", {**TEXTS, "projection_size": 20}),
+    "siglip, image": ("SiglipVision", "Model", SQUARE),
+}
+
+
+@pytest.mark.parametrize("older", [False, True])
+@pytest.mark.parametrize("which", ALONE)
+def test_a_tower_alone(which: str, older: bool, tmp_path: Path) -> None:
+    """All its outputs; older folders name weights by the tower, and hold places."""
+    kind, head, options = ALONE[which]
+    config = getattr(transformers, f"{kind}Config")(**options)
+    module = save(getattr(transformers, f"{kind}{head}")(config), tmp_path)
+    side = f"{'text' if 'Text' in kind else 'vision'}_model."
+    file = tmp_path / "model.safetensors"
+    stored = safetensors.load_file(file)
+    if older:
+        own = {n: n if n.startswith(side) or "_projection." in n else side + n for n in stored}
+        stored = {own[name]: array for name, array in stored.items()}
+        stored[f"{side}embeddings.position_ids"] = np.arange(11)[None]
+        safetensors.save_file(stored, file)
+    random = np.random.default_rng(0)
+    ids, mask = random.integers(1, 29, (3, 11)), np.ones((3, 11), np.int64)
+    ids[0, 10] = ids[1, 5] = ids[2, 4] = ids[2, 8] = 29
+    mask[1, 6:] = 0
+    feeds: dict[str, Any] = {"input_ids": ids, "attention_mask": mask}
+    if "Vision" in kind:
+        feeds = {"pixel_values": random.standard_normal((2, 2, 15, 15), np.float32)}
+    elif "Siglip" in kind:
+        del feeds["attention_mask"]
+    with torch.no_grad():
+        wanted = module(**{name: torch.tensor(array) for name, array in feeds.items()})
+    [model] = built(tmp_path, "feature-extraction").values()
+    run = session(model, tmp_path)
+    names = [value.name for value in run.get_outputs()]
+    assert len(names) == 2 and {value.name for value in run.get_inputs()} == {*feeds}
+    for name, got in zip(names, run.run(None, feeds), strict=True):
+        assert relative_rms(got, wanted[name].numpy()) < BOUND
 
 
 @pytest.mark.parametrize(

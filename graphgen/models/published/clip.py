@@ -7,10 +7,8 @@ from graphgen import nn, ops
 from graphgen.models.published.config import Config
 from graphgen.models.published.family import Family
 from graphgen.models.published.heads import labels
-from graphgen.models.published.poolings import first
-from graphgen.models.published.towers import Pooling, Text, token, vision, without_effect
-from graphgen.models.published.vision import parts
-from graphgen.nn.module import Parameter, TensorSpec, int64, zeros
+from graphgen.models.published.towers import ABSENT, ImageSide, TextSide, tokens, without_effect
+from graphgen.nn.module import Parameter, TensorSpec, zeros
 from graphgen.parts import Part
 from graphgen.value import Tensor
 
@@ -18,25 +16,11 @@ TEXT, IMAGE = "text_model.onnx", "vision_model.onnx"
 """What clients call the graphs of the two towers."""
 
 
-ABSENT: dict[str, dict[str, dict[str, Any]]] = {
-    "clip": {
-        "text": {"hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 8}
-        | {"num_hidden_layers": 12, "vocab_size": 49408},
-        "vision": {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12}
-        | {"num_hidden_layers": 12},
-    },
-}
-ABSENT["siglip"] = dict.fromkeys(("text", "vision"), ABSENT["clip"]["vision"])
-ABSENT["siglip"]["text"] = {**ABSENT["siglip"]["text"], "vocab_size": 32000}
-"""What the classes of transformers use if the configuration of a tower lacks the field."""
-
-
 class Towers(nn.Module):
     """A text's and an image's vector of length 1, and their products."""
 
     def __init__(self, config: Config):
         self.clip = config.model_type == "clip"
-        kind, epsilon = ("quick_gelu", 1e-5) if self.clip else ("gelu_pytorch_tanh", 1e-6)
         text, image = (
             config.part(
                 f"{name}_config",
@@ -46,54 +30,35 @@ class Towers(nn.Module):
             for name in ("text", "vision")
         )
         for side in (text, image):
+            side.raw("projection_dim")  # the whole configuration's counts
             without_effect(side)
         config.ignore("logit_scale_init_value", "initializer_factor")
-        features, heads = text.take("hidden_size", int), text.take("num_attention_heads", int)
-        own = parts(
-            text,
-            epsilon=epsilon,
-            activation=kind,
-            attention=lambda: nn.Attention(features, num_heads=heads, causal=self.clip),
-        )
-        end = token(text, "eos_token_id", 49407) if self.clip else None
-        self.text_model = Text(text, own, end=end)
-        own = parts(image, epsilon=epsilon, activation=kind)
-        self.vision_model = vision(image, own, clip=self.clip)
-        self.post_norm = own.norm(own.features) if self.clip else None
-        self.pooling = None
-        if not self.clip:
-            image.expect("vision_use_head", True)
-            self.pooling = Pooling(own)
-        size = config.take("projection_dim", int, 512) if self.clip else 0
-        self.text_projection, self.visual_projection = (
-            nn.Linear(n, size, bias=False) if self.clip else None for n in (features, own.features)
-        )
+        size = config.take("projection_dim", int, 512) if self.clip else None
+        read, seen = TextSide(text, self.clip, size), ImageSide(image, self.clip, size)
+        self.text_model, self.text_projection = read.text_model, read.text_projection
+        self.vision_model, self.visual_projection = seen.vision_model, seen.visual_projection
+        self.post_norm, self.pooling = seen.post_norm, seen.pooling
+        self.read, self.see = read.vectors, seen.vectors
         shape = () if self.clip else (1,)
         self.logit_scale = Parameter(shape, initialize=zeros)
         self.logit_bias = None if self.clip else Parameter(shape, initialize=zeros)
 
     def text(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> dict[str, Tensor]:
         """The text's vector, (B, T) to (B, P), and its tokens'."""
-        x, y = self.text_model(input_ids, attention_mask)
-        y = y if self.text_projection is None else self.text_projection(y)
+        y, x = self.read(input_ids, attention_mask)
         return {"text_embeds": y, "last_hidden_state": x}
 
     def image(self, pixel_values: Tensor) -> dict[str, Tensor]:
         """The image's vector, (B, C, H, W) to (B, P), and its patches'."""
-        x = self.vision_model(pixel_values)
-        if self.pooling is not None:
-            return {"image_embeds": self.pooling(x), "last_hidden_state": x}
-        assert self.post_norm is not None and self.visual_projection is not None
-        y = self.visual_projection(self.post_norm(first(x)))
+        y, x = self.see(pixel_values)
         return {"image_embeds": y, "last_hidden_state": x}
 
     def inputs(self) -> dict[str, TensorSpec]:
         """Texts, which CLIP pads where SigLIP always has as many tokens, and images."""
-        tokens = int64["text_batch_size", "sequence_length"]
+        texts = tokens("text_batch_size", clip=self.clip)
         pixels = self.vision_model.inputs()["pixel_values"]
         image = TensorSpec(pixels.dtype, ("image_batch_size", *pixels.shape[1:]))
-        mask = ["attention_mask"] if self.clip else []
-        return {"input_ids": tokens, "pixel_values": image, **dict.fromkeys(mask, tokens)}
+        return {"input_ids": texts.pop("input_ids"), "pixel_values": image, **texts}
 
 
 class Match(Towers):

@@ -7,9 +7,24 @@ import onnx_ir as ir
 from graphgen import nn, ops
 from graphgen.models.published.config import Config
 from graphgen.models.published.poolings import at, first
-from graphgen.models.published.vision import Encoder, Layer, Parts, picture
-from graphgen.nn.module import Parameter, normal
+from graphgen.models.published.vision import Encoder, Layer, Parts, parts, picture
+from graphgen.nn.module import Parameter, TensorSpec, int64, normal
 from graphgen.value import Tensor
+
+ABSENT: dict[str, dict[str, dict[str, Any]]] = {
+    "clip": {
+        "text": {"hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 8}
+        | {"num_hidden_layers": 12, "vocab_size": 49408},
+        "vision": {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12}
+        | {"num_hidden_layers": 12},
+    },
+}
+ABSENT["siglip"] = dict.fromkeys(("text", "vision"), ABSENT["clip"]["vision"])
+ABSENT["siglip"]["text"] = {**ABSENT["siglip"]["text"], "vocab_size": 32000}
+"""What the classes of transformers use if the configuration of a tower lacks the field."""
+
+ACTIVATIONS = {True: ("quick_gelu", 1e-5), False: ("gelu_pytorch_tanh", 1e-6)}
+"""Of CLIP, and of SigLIP: the activation, and what norms add."""
 
 
 class Text(nn.Module):
@@ -80,7 +95,55 @@ def token(config: Config, name: str, default: int) -> int:
 
 def without_effect(config: Config) -> None:
     """Accept what older files note of each tower: the fields of any model."""
-    config.raw("projection_dim")  # the whole configuration's counts
     for name in ("is_decoder", "add_cross_attention", "tie_encoder_decoder"):
         config.expect(name, False)
     config.ignore("tf_legacy_loss", "tie_word_embeddings", "initializer_factor")
+
+
+def tokens(batch: str, *, clip: bool) -> dict[str, TensorSpec]:
+    """Texts, which CLIP pads where SigLIP always has as many tokens."""
+    found = int64[batch, "sequence_length"]
+    return dict.fromkeys(["input_ids", *["attention_mask"] * clip], found)
+
+
+class TextSide(nn.Module):
+    """A text's vector, projected to `size` features if that is given, and its tokens'."""
+
+    def __init__(self, config: Config, clip: bool, size: int | None):
+        kind, epsilon = ACTIVATIONS[clip]
+        features, heads = config.take("hidden_size", int), config.take("num_attention_heads", int)
+        own = parts(
+            config,
+            epsilon=epsilon,
+            activation=kind,
+            attention=lambda: nn.Attention(features, num_heads=heads, causal=clip),
+        )
+        end = token(config, "eos_token_id", 49407) if clip else None
+        self.text_model = Text(config, own, end=end)
+        self.text_projection = None if size is None else nn.Linear(features, size, bias=False)
+
+    def vectors(self, input_ids: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The text's, (B, T) to (B, P), and its tokens', (B, T, D)."""
+        x, y = self.text_model(input_ids, mask)
+        return y if self.text_projection is None else self.text_projection(y), x
+
+
+class ImageSide(nn.Module):
+    """An image's vector, projected to `size` features if that is given, and its patches'."""
+
+    def __init__(self, config: Config, clip: bool, size: int | None):
+        kind, epsilon = ACTIVATIONS[clip]
+        own = parts(config, epsilon=epsilon, activation=kind)
+        self.vision_model = vision(config, own, clip=clip)
+        self.post_norm = own.norm(own.features) if clip else None
+        if not clip:
+            config.expect("vision_use_head", True)
+        self.pooling = None if clip else Pooling(own)
+        self.visual_projection = None if size is None else nn.Linear(own.features, size, bias=False)
+
+    def vectors(self, pixel_values: Tensor) -> tuple[Tensor, Tensor]:
+        """The image's, (B, C, H, W) to (B, P), and its patches', (B, N, D)."""
+        x = self.vision_model(pixel_values)
+        y = self.pooling(x) if self.pooling else first(x)
+        y = self.post_norm(y) if self.post_norm else y
+        return y if self.visual_projection is None else self.visual_projection(y), x
