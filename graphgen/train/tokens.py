@@ -9,8 +9,8 @@ import numpy as np
 
 from graphgen.errors import GraphgenError
 from graphgen.files import present
-from graphgen.models.published.chat import Spans, text_of
-from graphgen.models.published.folder import context, encoded, settings, tokenizer
+from graphgen.models.published.chat import Spans
+from graphgen.models.published.folder import context, encoded, settings, text_of, tokenizer
 from graphgen.operands import Array
 
 FILE = "tokenizer.json"

@@ -15,6 +15,7 @@ from graphgen.errors import GraphgenError
 from graphgen.export.folders import MODEL, write_folder
 from graphgen.generation import Generator
 from graphgen.models.published.chat import Template
+from graphgen.models.published.folder import tokenizer
 
 tokenizers = pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2", reason="jinja2 is missing: the extra [chat] installs it")
@@ -106,6 +107,24 @@ def test_the_command_reads_messages(
     assert "there is no message; give at least one" in run([], code=2)
     assert "tools is 'f'; give a list of objects" in run({"messages": ASKED, "tools": "f"}, code=2)
     assert "reads text: give --prompt, --ids or --chat alone" in run(ASKED, "--audio", "a", code=2)
+
+
+def test_special_tokens_that_the_settings_name(folder: Path, tmp_path: Path) -> None:
+    """Texts are split at them, as in transformers, if the model has a place for them."""
+    for more, ids in (
+        ({}, [90, 28, 80, 30]),
+        ({"pad_token": "<p>"}, [90, 94]),
+        ({"pad_token": "<p>", "x_token": "<x>", "y_token": "<y>"}, [90, 94]),
+        (
+            {"a_token": "<a>", "b_token": "<b>", "c_token": "<c>", "d_token": "<p>"},
+            [90, 28, 80, 30],
+        ),
+    ):
+        own = tmp_path / str(len(more))
+        shutil.copytree(folder, own)
+        named = {"bos_token": {"content": "<s>"}, **more}
+        (own / "tokenizer_config.json").write_text(json.dumps(named))
+        assert tokenizer(own).encode("<p>").ids == ids
 
 
 @pytest.mark.parametrize(

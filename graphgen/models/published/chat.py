@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from graphgen.errors import GraphgenError, needed
 from graphgen.files import present, read_bytes
-from graphgen.models.published.folder import settings
+from graphgen.models.published.folder import SPECIAL, settings, text_of
 from graphgen.models.published.sandbox import environment, rendered
 
 Conversation: TypeAlias = Sequence[Mapping[str, Any]] | Mapping[str, Any]
@@ -18,7 +18,6 @@ Spans: TypeAlias = Sequence[tuple[int, int]]
 
 _FILE = "chat_template.jinja"
 _BEGIN, _END, _CUT = "\ufdd0", "\ufdd1", "\ufdd2"  # Unicode keeps them free for such marks
-_TOKENS = [f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")]
 _THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 """What templates call the reasoning of a message; transformers fills in the first two."""
 
@@ -33,7 +32,7 @@ class Template:
     def __init__(self, folder: Path, *, dated: bool = False) -> None:
         config = settings(folder, "tokenizer_config.json")
         self._who = f"the chat template of {folder}"
-        self._named = {name: text for name in _TOKENS if (text := text_of(config, name))}
+        self._named = {name: text for name in SPECIAL if (text := text_of(config, name))}
         self._jinja = needed("jinja2")
         made = environment(_BEGIN, _END, dated=dated)
         self._templates: dict[str, Any] = {}
@@ -107,13 +106,6 @@ class Template:
         except Exception as error:  # whatever its expressions raise
             reason = f"{type(error).__name__}: {_first_line(error)}"
             raise GraphgenError(f"{where}: {self._who} ends in {reason}") from error
-
-
-def text_of(config: Mapping[str, Any], name: str) -> str | None:
-    """The text of a special token, such as `eos_token`, by the fields of tokenizer_config.json."""
-    given = config.get(name)
-    given = given.get("content") if isinstance(given, dict) else given
-    return given if isinstance(given, str) else None
 
 
 def _checked(messages: Any, where: str) -> list[dict[str, Any]]:

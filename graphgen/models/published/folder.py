@@ -1,7 +1,7 @@
 """What a model's folder says in addition to its graph: context, vocabulary, labels, tokenizer."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,9 @@ _AFTER_PADDING = ("roberta", "xlm-roberta", "camembert", "mpnet")
 
 _LENGTH, _WINDOWS = 128, 384
 """The tokens of a window of text, and the most windows that are read."""
+
+SPECIAL = [f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")]
+"""The fields of tokenizer_config.json that name special tokens of any model."""
 
 _LENGTHS = {
     "tokenizer_config.json": "model_max_length",
@@ -102,6 +105,11 @@ def tokenizer(
             f"{folder / 'tokenizer_config.json'}: truncation_side is {side!r}; it must be 'left' "
             "or 'right'"
         )
+    already = {token.content for token in found.get_added_tokens_decoder().values()}
+    for text in _special(folder, told):
+        full = isinstance(wanted, int) and found.get_vocab_size() >= wanted
+        if text not in already and not (full and found.token_to_id(text) is None):
+            found.add_special_tokens([text])
     found.no_padding()
     found.encode_special_tokens = told.get("split_special_tokens") is True
     if limit is None:
@@ -109,6 +117,27 @@ def tokenizer(
     else:
         found.enable_truncation(limit, direction=side)
     return found
+
+
+def _special(folder: Path, told: dict[str, Any]) -> Iterator[str]:
+    """The special tokens that the settings of a tokenizer name, in the order of transformers.
+
+    It splits texts at them where tokenizer.json does not, too, with the next free number if they
+    have none there; what has no place in the vocabulary then cannot be read by the model.
+    """
+    if "added_tokens_decoder" not in told:
+        told = told | settings(folder, "special_tokens_map.json")
+    more = told.get("model_specific_special_tokens")
+    told = told | (more if isinstance(more, dict) else {})
+    names = dict.fromkeys([*SPECIAL, *(name for name in told if name.endswith("_token"))])
+    yield from filter(None, (text_of(told, name) for name in names))
+
+
+def text_of(config: Mapping[str, Any], name: str) -> str | None:
+    """The text of a special token, such as `eos_token`, by the fields of tokenizer_config.json."""
+    given = config.get(name)
+    given = given.get("content") if isinstance(given, dict) else given
+    return given if isinstance(given, str) else None
 
 
 def encoded(who: str, tokenizer: Any, *texts: str, special: bool = True) -> Any:

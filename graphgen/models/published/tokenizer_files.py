@@ -21,6 +21,9 @@ _TWICE = {
 """By a part of tokenizer.json: fields of tokenizer_config.json, and what the part calls them."""
 
 
+_EXTRA = ("additional_special_tokens", "extra_special_tokens")
+
+
 def check_tokenizer(folder: Path) -> None:
     """Raise an error if the two files of a tokenizer contradict each other.
 
@@ -41,6 +44,11 @@ def check_tokenizer(folder: Path) -> None:
         for name, own in _TWICE[part["type"]].items()
         if part["type"] != "BertNormalizer" or bert
     ]
+    if "added_tokens_decoder" not in given:  # older files say it
+        more = settings(folder, "special_tokens_map.json")
+        given = given | {name: more[name] for name in _EXTRA if name in more}
+        numbers = settings(folder, "added_tokens.json")
+        given["added_tokens_decoder"] = {str(n): {"content": text} for text, n in numbers.items()}
     told += _added(written, given)
     for name, wanted, where, found in told:
         if wanted is not None and wanted != found:
@@ -65,7 +73,7 @@ def _added(
     words = _listed(model.get("vocab") if isinstance(model, dict) else None)
     known = {str(token.get("content")) for token in tokens}
     known.update(str(word[0] if isinstance(word, list) and word else word) for word in words)
-    for name in ("additional_special_tokens", "extra_special_tokens"):
+    for name in _EXTRA:
         special = given.get(name)
         for token in _listed([*special.values()] if isinstance(special, dict) else special):
             text = token.get("content") if isinstance(token, dict) else token
