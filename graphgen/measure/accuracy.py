@@ -56,7 +56,7 @@ def differ(reference: Sequence[Any], got: Sequence[Any]) -> Error:
 
     Results of another shape, and sequences of another length, have an infinite error.
     """
-    wanted, found = [*_tensors(reference)], [*_tensors(got)]
+    wanted, found = [*tensors(reference)], [*tensors(got)]
     if len(wanted) != len(found):
         return _ENDLESS
     errors = [_differ(r, x) for r, x in zip(wanted, found, strict=True)]
@@ -81,9 +81,10 @@ def divergence(logits: Array, others: Array) -> Array:
     return found
 
 
-def _tensors(results: Iterable[Any]) -> Iterator[Array]:
+def tensors(results: Iterable[Any]) -> Iterator[Array]:
+    """All arrays of results, of which sequences hold several."""
     for x in results:
-        yield from _tensors(x) if isinstance(x, list) else [np.asarray(x)]
+        yield from tensors(x) if isinstance(x, list) else [np.asarray(x)]
 
 
 def _texts(array: Array) -> list[Any]:

@@ -30,9 +30,13 @@ here, options = Path(__file__).parent, ort.SessionOptions()
 options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
 sessions = [ort.InferenceSession(here / f, options) for f in ("before.onnx", "after.onnx")]
 feeds = {unquote(f.stem): np.load(f) for f in here.glob("*.npy")}
-for old, new in zip(*(session.run(None, feeds) for session in sessions)):
-    error, scale = (np.sqrt(np.mean(np.square(x * 1.0))) for x in (new * 1.0 - old, old))
-    print("before", old, "after", new, f"relative RMS difference {error / scale:.2e}", sep="\\n")
+flat = lambda results: [x for y in results for x in (y if isinstance(y, list) else [y])]
+for old, new in zip(*(flat(session.run(None, feeds)) for session in sessions)):
+    told = f"shape {new.shape}, was {old.shape}"
+    if old.shape == new.shape:
+        error, scale = (np.sqrt(np.mean(np.square(x * 1.0))) for x in (new * 1.0 - old, old))
+        told = f"relative RMS difference {error / scale:.2e}"
+    print("before", old, "after", new, told, sep="\\n")
 '''
 """The script for a wrong result."""
 

@@ -15,6 +15,7 @@ from graphgen.edit import identity_of
 from graphgen.errors import GraphgenError
 from graphgen.infer import OPSET, is_named
 from graphgen.match import UNVERIFIED, Rewrite, region_of
+from graphgen.measure.accuracy import tensors
 from graphgen.measure.feeds import feeds_of_kind, sizes_of
 from graphgen.measure.reference import evaluate
 from graphgen.operands import Array
@@ -193,13 +194,16 @@ def _problem(
     @cache
     def reference() -> list[Array] | None:
         with suppress(GraphgenError):
-            return evaluate(before, feeds)
+            return [*tensors(evaluate(before, feeds))]
         return None
 
     def exact(i: int) -> Array | None:
         return None if (known := reference()) is None else known[i]
 
-    for i, (a, b) in enumerate(zip(old, new, strict=True)):
+    was, now = [*tensors(old)], [*tensors(new)]
+    if len(was) != len(now):
+        return f"the sequences hold {len(now)} tensors, held {len(was)}"
+    for i, (a, b) in enumerate(zip(was, now, strict=True)):
         problem = _differ(a, b, partial(exact, i), empty_rows)
         if problem:
             return problem
@@ -345,8 +349,9 @@ def _differ(
     """
     if _identical(before, after):
         return None  # whatever is exact: a rewrite of layouts changes no bit
-    if before.shape != after.shape:
-        return f"the shape is {list(after.shape)}, was {list(before.shape)}"
+    if (before.shape, before.dtype) != (after.shape, after.dtype):
+        one, other = (f"{x.dtype}{list(x.shape)}" for x in (after, before))
+        return f"the result is {one}, was {other}"
     if str(before.dtype) not in BOUNDS:
         return None if np.array_equal(before, after) else "integers or truth values differ"
     if np.any(np.isnan(after) & ~np.isnan(before)):
