@@ -97,7 +97,8 @@ def cases(rows: int, dtype: Any) -> Iterator[Case]:
     matrix = np.ones((FEATURES, WIDE), dtype)
     yield Case(ops.gemm, lambda x: ops.gemm(x, matrix, bias), ((rows, FEATURES),))
     if rows > 1:  # for products of A transposed, which read it again for each few columns
-        yield Case(ops.gemm, partial(ops.gemm, transA=1), ((LONGEST, rows),) * 2, of_a_copy)
+        shapes = (2 * LONGEST, rows), (2 * LONGEST, 4 * rows)
+        yield Case(ops.gemm, partial(ops.gemm, transA=1), shapes, of_a_copy)
     if rows <= LONGEST:
         yield from attention_cases(rows, keys)
 

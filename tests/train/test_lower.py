@@ -102,7 +102,7 @@ def test_columns_are_copied_once_where_that_pays(monkeypatch: pytest.MonkeyPatch
     sizes = {"x": (9, 512), "h": (9, 1024), "p": (9, 8192), "g": (9, 512), "c": (512, 512)}
     feeds = {name: rng.standard_normal(size, np.float32) for name, size in sizes.items()}
     wanted = gg.Session(ir.from_proto(proto))(**feeds)
-    for processor, fired in (("avx2", 3), ("avx512", 0)):
+    for processor, fired in (("avx2", 3), ("avx512", 3), ("without figures", 0)):
         monkeypatch.setattr("graphgen.targets.instructions", lambda name=processor: name)
         model = ir.from_proto(proto)
         report = _transpose_once(model, Engine())
