@@ -284,8 +284,9 @@ def _(
 ) -> tuple[Tensor, ...]:
     """dV = Pᵀ G, dP = G Vᵀ, dS = P ⊙ (dP - Σ P ⊙ dP), dQ = scale dS K, dK = scale dSᵀ Q.
 
-    The weights P, 0 where masked, and scale Q are computed as in the forward pass, so a pass for
-    common subexpressions shares them.
+    dV and dK are transposed results, Gᵀ P and scale Qᵀ dS: the narrow operand is turned. The
+    weights P, 0 where masked, and scale Q are computed as in the forward pass, so a pass for common
+    subexpressions shares them.
     """
     flat = rank(q) == 3
     q, k, v, groups = on_heads(q, k, v, q_num_heads, kv_num_heads)
@@ -293,7 +294,7 @@ def _(
     scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
     scores, keep = attention_scores(q, k, mask, is_causal, scale, softcap)
     p = attention_weights(scores, keep)
-    dv = matmul(swap_last(p), g)
+    dv = matmul(swap_last(g), p)
     dp = matmul(g, swap_last(v))
     ds = p * (dp - reduce_sum(p * dp, [-1]))
     dmask = ds
@@ -301,18 +302,18 @@ def _(
         ratio = attention_scores(q, k, None, 0, scale, softcap)[0] / softcap
         ds = ds * (1.0 - ratio * ratio)
     dq: Tensor = matmul(ds, k) * scale
-    dk = matmul(swap_last(ds), q * scale)
-    dk, dv = (_sum_groups(x, groups) for x in (dk, dv))
+    dk = matmul(swap_last(q * scale), ds)
+    dk, dv = (swap_last(_sum_groups(x, groups)) for x in (dk, dv))
     if flat:
         dq, dk, dv = merge_heads(dq), merge_heads(dk), merge_heads(dv)
     return dq, dk, dv, dmask
 
 
 def _sum_groups(x: Tensor, groups: int) -> Tensor:
-    """(B, G·groups, S, D) to (B, G, S, D): the gradient of `repeat_heads`."""
+    """(B, G·groups, D, S) to (B, G, D, S): the gradient of `repeat_heads`, transposed."""
     if groups == 1:
         return x
-    wide = reshape(x, [dim(x, 0), x.shape[1] // groups, groups, dim(x, 2), x.shape[3]])
+    wide = reshape(x, [dim(x, 0), x.shape[1] // groups, groups, dim(x, 2), dim(x, 3)])
     return reduce_sum(wide, [2], keepdims=0)
 
 

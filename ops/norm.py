@@ -66,10 +66,10 @@ def _(g: Tensor, x: Tensor, scale: Tensor, axis: int, epsilon: float) -> tuple[T
     axes = _axes(x, axis)
     wide = _stash(x)
     d = wide - reduce_mean(wide, axes)
-    sigma = sqrt(reduce_mean(d * d, axes) + epsilon)
-    normal = d / sigma
+    inverse = reciprocal(sqrt(reduce_mean(d * d, axes) + epsilon))  # a product is faster
+    normal = d * inverse
     h = cast_like(g * scale, wide)
-    dx = (h - reduce_mean(h, axes) - normal * reduce_mean(h * normal, axes)) / sigma
+    dx = (h - reduce_mean(h, axes) - normal * reduce_mean(h * normal, axes)) * inverse
     return cast_like(dx, x), g * cast_like(normal, x), g
 
 
@@ -113,10 +113,10 @@ def _(g: Tensor, x: Tensor, scale: Tensor, axis: int, epsilon: float) -> tuple[T
     """dx = (h - x̂ mean(h x̂)) / r with h = g·scale, r the root mean square; dscale = Σ g x̂."""
     axes = _axes(x, axis)
     wide = _stash(x)
-    root = sqrt(reduce_mean(wide * wide, axes) + epsilon)
-    normal = wide / root
+    inverse = reciprocal(sqrt(reduce_mean(wide * wide, axes) + epsilon))
+    normal = wide * inverse
     h = cast_like(g * scale, wide)
-    dx = (h - normal * reduce_mean(h * normal, axes)) / root
+    dx = (h - normal * reduce_mean(h * normal, axes)) * inverse
     return cast_like(dx, x), g * cast_like(normal, x)
 
 
