@@ -54,22 +54,22 @@ def gelu(x: Tensor, *, approximate: Literal["none", "tanh"] = "none") -> Tensor:
 
 @gelu.vjp
 def _(g: Tensor, x: Tensor, approximate: str) -> Tensor:
-    """dx = g (Φ + x φ), φ = Φ'. With tanh z, Φ' = 2 Φ (1 - Φ) z', and x Φ is what Gelu returns."""
-    phi = gelu_factor(x, approximate)
-    if approximate == "tanh":
-        slope = (6 * 0.044715 * _SQRT_2_OVER_PI) * (x * x) + 2.0 * _SQRT_2_OVER_PI  # 2 z'
-        return g * (phi + (1.0 - phi) * (x * phi) * slope)
+    """dx = g (Φ + x φ), φ = Φ'."""
+    return g * gelu_slope(x, approximate)[0]
+
+
+def gelu_slope(x: Tensor, approximate: str) -> tuple[Tensor, Tensor]:
+    """Φ + x φ and Φ of `gelu`, x Φ(x), with φ = Φ'."""
+    if approximate == "tanh":  # of z. Not a sigmoid: kernels leave 1e-8 of that at -∞
+        square = x * x
+        z = ((0.044715 * _SQRT_2_OVER_PI) * square + _SQRT_2_OVER_PI) * x
+        twice = (6 * 0.044715 * _SQRT_2_OVER_PI) * square + 2.0 * _SQRT_2_OVER_PI  # 2 z'
+        phi = 0.5 * (1.0 + tanh(z))  # Φ' = 2 Φ (1 - Φ) z'
+        return phi + (1.0 - phi) * (x * phi) * twice, phi
     s = x * math.sqrt(0.5)
-    density = s * exp(-0.5 * math.log(math.pi) - s * s)
-    return g * (density + phi)
-
-
-def gelu_factor(x: Tensor, approximate: str) -> Tensor:
-    """Φ of `gelu`, x Φ(x), as its gradient reads it."""
-    if approximate == "tanh":  # not as a sigmoid: kernels leave 1e-8 of that at -∞
-        z = ((0.044715 * _SQRT_2_OVER_PI) * (x * x) + _SQRT_2_OVER_PI) * x
-        return 0.5 * (1.0 + tanh(z))
-    return 0.5 * (1.0 + erf(x * math.sqrt(0.5)))
+    density = s * exp(-0.5 * math.log(math.pi) - s * s)  # first: then less is alive at a time
+    phi = 0.5 * (1.0 + erf(s))
+    return density + phi, phi
 
 
 @composite("QuickGelu", domain="com.microsoft")

@@ -253,7 +253,8 @@ def _free(
         else:
             named = value.shape is not None and all(map(is_named, value.shape))
             free = named and not _of_sizes(value)
-        derived = node in region or (node is not None and ends.issuperset(read))
+        known = all(v in ends or v.producer() in region for v in read)
+        derived = node in region or (node is not None and known)
         if node is None or subgraphs_of(node) or (free and not derived):
             inputs[value] = None
         elif node not in above:

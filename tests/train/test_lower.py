@@ -16,9 +16,12 @@ from graphgen import nn
 from graphgen.edit import infer_model
 from graphgen.errors import GraphgenError
 from graphgen.export.artifacts import artifacts
-from graphgen.match import Engine
+from graphgen.match import Engine, Pass, run_passes
+from graphgen.measure.feeds import feeds_of_kind
 from graphgen.models.decoder import DecoderLM
-from graphgen.passes.training.accumulate import _transpose_once
+from graphgen.nn.feed_forward import Activation
+from graphgen.passes.training.accumulate import _transpose_once, results
+from graphgen.passes.training.activations import share_factors
 from graphgen.passes.training.blocks import _count, in_blocks
 from graphgen.train import engine
 from graphgen.train.lower import SESSION_OPTIONS, lower
@@ -75,17 +78,40 @@ def test_what_accumulates_starts_from_its_buffer(folder: Path) -> None:
     assert sorted(found) == [("Add", 1)] * rest + [("Gemm", 2)] * products
 
 
-def test_no_operand_of_a_product_is_transposed(folder: Path) -> None:
+def test_only_narrow_operands_of_products_are_transposed(folder: Path) -> None:
+    """Aᵀ of the few features of a head, which the kernel would turn again for each 128 columns."""
     nodes = onnx.load_from_string(lower(folder).training).graph.node
-    made = {node.output[0]: node for node in nodes}
+    made, narrow = {node.output[0]: node for node in nodes}, 0
     for node in nodes:
-        for name in node.input if "MatMul" in node.op_type else ():
+        for i, name in enumerate(node.input if "MatMul" in node.op_type else ()):
             if name in made and made[name].op_type == "Transpose":
                 [perm] = made[name].attribute
-                assert list(perm.ints)[-1] == len(perm.ints) - 1  # heads only: rows stay rows
+                heads = list(perm.ints)[-1] == len(perm.ints) - 1  # rows stay rows
+                assert heads or (i, list(perm.ints)) == (0, [0, 1, 3, 2])
+                narrow += not heads
     fused = [node for node in nodes if node.op_type == "FusedMatMul"]
-    # In each layer Q Kᵀ, and behind it Pᵀ G, G Vᵀ and dSᵀ Q; x Eᵀ once.
-    assert len(fused) == 4 * 2 + 1
+    # In each layer Q Kᵀ, and behind it G Vᵀ; x Eᵀ once. Gᵀ P and Qᵀ dS read copies.
+    assert (len(fused), narrow) == (2 * 2 + 1, 2 * 2)
+
+
+def test_a_gelu_that_is_calculated_again_shares_its_gradients_factor(tmp_path: Path) -> None:
+    """Of both kinds; the erf or tanh stands once, and all gradients are those of the file."""
+    kinds: dict[Activation, str] = {"gelu": "Erf", "gelu_tanh": "Tanh"}
+    for kind, name in kinds.items():
+        module = DecoderLM(50, 16, layers=1, num_heads=2, length=8, activation=kind)
+        model = gg.build(module, training=True, seed=0, input_ids=gg.int64["batch", "seq"])
+        artifacts(model, tmp_path / kind)
+        proto = onnx.load(tmp_path / kind / "training_model.onnx")
+        model, wanted = ir.from_proto(proto), results(ir.from_proto(proto))
+        [report] = run_passes(model, [Pass("share_factors", share_factors, "whole")], Engine())
+        assert report.count("fired") == 2
+        found = [node.op_type for node in model.graph]
+        assert (found.count("Gelu"), found.count(name)) == (1, 1)
+        feeds = feeds_of_kind(wanted, {"batch": 2, "seq": 8}, "small")
+        for one, other in zip(
+            *(gg.Session(m, optimize=False)(feeds) for m in (results(model), wanted)), strict=True
+        ):
+            np.testing.assert_allclose(one, other, 1e-5, 1e-6 * np.abs(other).max(initial=0.0))
 
 
 def test_columns_are_copied_once_where_that_pays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from graphgen.graph import present_inputs, produced_by, scalar
 from graphgen.infer import same_shape
 from graphgen.match import Engine, Pass, PassReport, Refusal, Replacement, Rewrite, whole
 from graphgen.op import find_op, is_a, read_attributes
+from graphgen.passes.training.activations import share_factors
 from graphgen.passes.training.batch_norms import is_moved
 from graphgen.passes.training.blocks import in_blocks
 from graphgen.passes.training.products import swaps_last
@@ -82,6 +83,7 @@ def for_stock(accumulate: bool, *, cpu: bool = True) -> list[Pass]:
     in_place = Pass("sums_in_place", _sums_in_place)
     return [
         whole("gradients", _gradients_as_outputs),
+        Pass("share_factors", share_factors, "whole"),
         Pass("fuse_transposes", _fuse_transposes),
         in_place,
         *([whole("from_buffers", _from_buffers), in_place] if accumulate else []),
@@ -197,13 +199,29 @@ def _transposed_product(graph: ir.Graph, node: ir.Node) -> Rewrite | None:
     inputs, flags = list(map(adopt, node.inputs)), dict[str, Any]()
     for i, letter in enumerate("AB"):
         made = produced_by(inputs[i], ops.transpose)
-        if made is not None and swaps_last(made):
+        if made is not None and swaps_last(made) and not (letter == "A" and _is_narrow(node)):
             inputs[i], flags[f"trans{letter}"] = adopt(made.inputs[0]), 1
     floats = node.outputs[0].dtype is ir.DataType.FLOAT
     if not flags or not floats or node.graph is not graph:
         return None
     return Rewrite(ops.fused_matmul(*inputs, **flags), inputs, ", ".join(flags), may_share=True)
 
+
+def _is_narrow(product: ir.Node) -> bool:
+    """Whether Aᵀ has few rows, such as the features of a head, for many or unknown columns.
+
+    The kernel transposes it for itself, and again for each _PANEL columns: a copy is faster.
+    """
+    sizes = product.outputs[0].shape
+    if sizes is None or len(sizes) < 2:
+        return False
+    rows, columns = sizes[-2:]
+    wide = not isinstance(columns, int) or columns > _PANEL
+    return isinstance(rows, int) and rows <= _PANEL and wide
+
+
+_PANEL = 128
+"""The columns for which the kernel turns an operand at a time."""
 
 _WIDE = 8
 """How many times as wide as B an operand A may be: beyond, copies take more memory than time."""
@@ -225,6 +243,8 @@ def _of_columns(node: ir.Node) -> Rewrite | Refusal | None:
     (rows, columns), (a, b, *c) = sizes, map(adopt, inputs)
     if not isinstance(rows, int) or not isinstance(columns, int):
         return Refusal(f"{slower}; but which operand is wider is unknown")
+    if max(rows, columns) <= _PANEL:
+        return None
     swapped = rows > columns
     if swapped and (c or rows > _WIDE * columns):
         return Refusal(f"{slower}; but the copy would take as much memory as {rows:,} columns")
@@ -233,7 +253,7 @@ def _of_columns(node: ir.Node) -> Rewrite | Refusal | None:
     turned = adopt(copies[0]) if copies else ops.transpose(x, perm=[1, 0])
     flags["transA"] = 0
     y = ops.gemm(turned, a, **flags) if swapped else ops.gemm(turned, b, *c, **flags)
-    return Rewrite(ops.transpose(y, perm=[1, 0]) if swapped else y, [*inputs, *copies], slower)
+    return Rewrite(ops.transpose(y, perm=[1, 0]) if swapped else y, inputs, slower)
 
 
 _ADDED_TO = {ops.gemm: slice(2, 3), ops.scatter_elements: slice(1), ops.add: slice(2)}

@@ -31,6 +31,7 @@ from graphgen.measure.feeds import check_sizes
 from graphgen.op import is_a
 from graphgen.ops.layout import _reshape, _shape
 from graphgen.ops.numbers_of_sizes import size_at
+from graphgen.passes.training import MARK
 from graphgen.passes.training.accumulate import running_sums
 from graphgen.passes.training.products import transposes_operands
 from graphgen.record import Tape, current_tape
@@ -40,9 +41,6 @@ from graphgen.traits import Trait, has
 Recompute: TypeAlias = Literal["none", "full", "auto"]
 RECOMPUTE = "recompute"
 """The name of the pass."""
-
-MARK = "graphgen.recomputed"
-"""Metadata of the nodes that calculate a forward value again."""
 
 _PRODUCTS = (ops.matmul, ops.gemm, ops.conv, ops.einsum)
 
