@@ -78,7 +78,9 @@ def runtime_message(error: Exception | str) -> str:
     return text + _NO_EMPTY if _EMPTY.search(text) else text
 
 
-_SIGNATURE = re.compile(r"(?<!\S)[\w:]*Status [\w:<>]+\([^()]*\)( const)?( \[with [^]]*\])? ")
+_SIGNATURE = re.compile(
+    r"(?<!\S)(virtual )?[\w:<>]+ [\w:<>]+::\w+\([^()]*\)( const)?( \[with [^]]*\])? "
+)
 """Of the runtime's function that failed."""
 
 _EMPTY = re.compile(

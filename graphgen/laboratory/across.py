@@ -186,6 +186,7 @@ def across(
                     models = {"node": ir.from_proto(onnx.load_from_string(to_bytes(part)))}
                 folder = write(Path(output), node.op_type, models, given, side.script)
                 found.folder = str(folder)
+    side.check_that_it_ran()
     return found
 
 

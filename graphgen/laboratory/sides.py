@@ -25,7 +25,7 @@ from graphgen.passes.clean import clean
 from graphgen.passes.legalize import runnable
 from graphgen.passes.repros import DIFFERENCE, script_against, script_against_python
 from graphgen.passes.verify import BOUNDS
-from graphgen.providers import Name, Provider, runtime_message
+from graphgen.providers import CPU, Name, Provider, runtime_message
 from graphgen.traits import Trait, has
 
 HALVES = {"float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}
@@ -57,6 +57,9 @@ class Side:
     def check(self) -> None:
         """Raise GraphgenError if nothing runs here."""
 
+    def check_that_it_ran(self) -> None:
+        """Raise GraphgenError if something else ran all that was asked of it."""
+
     def seen(self, x: Array) -> Array:
         """What of a value is compared."""
         return x
@@ -74,6 +77,7 @@ class OnProvider(Side):
     def __init__(self, provider: Provider, model: ir.Model, names: Sequence[str]) -> None:
         super().__init__(str(provider), model, {name: name for name in names})
         self._provider: Provider = provider
+        self.ran = set[str]()
 
     @property
     def script(self) -> str:  # type: ignore[override]
@@ -82,10 +86,18 @@ class OnProvider(Side):
     def check(self) -> None:
         check_provider("bisect", self._provider)
 
+    def check_that_it_ran(self) -> None:
+        if self.ran == {CPU} and self._provider != "cpu":
+            raise GraphgenError(
+                f"bisect: {self.name} runs no node of this model, and the CPU ran all of them, so "
+                "nothing was compared; optimize the model otherwise, or give another provider"
+            )
+
     def run(self, model: ir.Model, feeds: Mapping[str, Array]) -> list[Array]:
         with warnings.catch_warnings(action="ignore", category=GraphgenWarning):  # placement tells
             session = Session(model, provider=self._provider, optimize=False)
         self.placement = self.placement or session.plan.placement
+        self.ran |= {*session.plan.placement}
         return session(feeds)
 
 

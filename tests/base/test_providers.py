@@ -274,6 +274,16 @@ def test_attention_that_webgpu_gets_wrong_is_told() -> None:
         assert faults("m", data, own, placed(ep_name, "Softmax")) == []
 
 
+def test_a_runtime_message_leaves_out_where_it_was_raised() -> None:
+    where = "/src/webgpu/reduction_ops.h:94 onnxruntime::Status onnxruntime::Reduce<many>::Check("
+    said = (
+        f"[ONNXRuntimeError] : 6 : FAIL : {where}const Tensor*) const [with bool many = true] x\n"
+    )
+    assert providers.runtime_message(said) == "x"
+    kept = "input of tensor(float) is a::b, wanted tensor(int64)"
+    assert providers.runtime_message(kept) == kept
+
+
 def test_a_node_that_ends_the_process_is_an_error() -> None:
     node = onnx.helper.make_node("Attention", ["x", "w"], ["y"], domain="com.microsoft")
     data = onnx.helper.make_model(onnx.helper.make_graph([node], "g", [], [])).SerializeToString()

@@ -6,6 +6,7 @@ import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -95,6 +96,19 @@ def test_a_node_that_fails_there_is_found_by_halving(path: Path, faulty: Any) ->
     assert [(d.operator, d.error) for d in found.differing] == [("Tanh", np.inf)] * 2
     assert found.whole is None and "no such shader" in found.problem
     assert "it does not run (Session(m): the run failed: no such shader)" in str(found)
+
+
+def test_a_provider_that_runs_nothing_is_no_all_clear(path: Path, monkeypatch: Any) -> None:
+    """As onnxruntime-ggml, which runs all of a graph or none of it."""
+
+    class Elsewhere(Faulty):
+        def __init__(self, model: Any, *, provider: Any = None, **given: Any) -> None:
+            super().__init__(model, provider=provider, **given)
+            self.plan = replace(self.plan, placement={"CPUExecutionProvider": 4})
+
+    monkeypatch.setattr(sides, "Session", Elsewhere)
+    with pytest.raises(GraphgenError, match="ggml runs no node of this model, and the CPU ran all"):
+        room.across(path, "ggml", dims={"n": 3})
 
 
 def test_the_script_runs_with_plain_onnxruntime(path: Path, tmp_path: Path, faulty: Any) -> None:
