@@ -279,6 +279,16 @@ def _() -> None:
     """Flat wherever it has a derivative."""
 
 
+@round.variant
+def _(x: Tensor) -> Tensor:
+    """Of floor: the difference to it is exact, and of two numbers as near the even one is taken."""
+    below = floor(x)
+    above, half = x - below, below * 0.5
+    odd = not_equal(floor(half), half)
+    up = logical_or(greater(above, 0.5), logical_and(equal(above, 0.5), odd))
+    return where(up, below + 1.0, below)
+
+
 @primitive("Tanh", ufunc=np.tanh, traits=Trait.BY_ROWS)
 def tanh(x: Tensor) -> Tensor:
     """tanh x."""

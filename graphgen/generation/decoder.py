@@ -110,7 +110,8 @@ def open_decoder(
     if webgpu and isinstance(placed, ir.Model) and (reason := lacks(placed, webgpu)):
         if known:
             raise GraphgenError(
-                f"{who}: {reason}; build it with --layout plain, or leave out provider"
+                f"{who}: {reason}; build it with --layout plain and without --kv, or "
+                "leave out provider"
             )
         placed = Miss(reason)
     if isinstance(placed, Miss):
@@ -119,7 +120,7 @@ def open_decoder(
         keep_last(graph, several=True)
         session = session_on(graph, path, **how)
         return Growing(session, chunk, placed.reason, _bound(graph, in_folder=in_folder))
-    placed = placed.clone()
+    placed = _for_webgpu(placed) if webgpu else placed.clone()
     keep_last(placed, several=True)
     return InPlace(
         session_on(placed, path, **how), chunk, bound=_bound(placed, in_folder=in_folder)

@@ -54,6 +54,12 @@ def _is_capped(node: ir.Node) -> str | None:
     return "with a softcap" if node.attributes.get_float("softcap", 0.0) != 0.0 else None
 
 
+def _caches_few_bits(node: ir.Node) -> str | None:
+    """The run fails where keys and values are integers (WebGPU, plugin 0.4.0)."""
+    few = node.attributes.get_int("kv_cache_bit_width", 0)
+    return f"with a cache of {few} bits" if few else None
+
+
 def _loses_its_past(node: ir.Node) -> str | None:
     """WebGPU leaves out the past unless the node has both presents (plugin 0.4.0)."""
     presents = [y for y in node.outputs[1:3] if y.name != ""]
@@ -134,7 +140,10 @@ FAULTS: dict[tuple[str, str], list[Fault]] = {
         Fault(_loses_its_past, _WRONG),
         Fault(_hides_padding, _FAILS),
     ],
-    ("com.microsoft", "GroupQueryAttention"): [Fault(_is_capped, _WRONG)],
+    ("com.microsoft", "GroupQueryAttention"): [
+        Fault(_is_capped, _WRONG),
+        Fault(_caches_few_bits, _FAILS),
+    ],
 }
 
 

@@ -110,6 +110,8 @@ def test_a_folder_with_int8_is_built_and_generates(
     pasts = [v for v in written.graph.inputs if str(v.name).startswith("past")]
     assert {v.dtype for v in pasts} == {ir.DataType.INT8}
     assert len(list(gg.generate(out, [[5, 6, 7]], max_new_tokens=3))) == 3
+    with pytest.raises(GraphgenError, match=r"with a cache of 8 bits; build .* without --kv"):
+        gg.generate(out, [[5]], provider="webgpu")
     effect = quality(decoder, written, TOKENS)
     assert 0 < effect.divergence < 0.01 and effect.same > 0.8
     session = Session(to_bytes(decoder), options=QUIET)

@@ -272,6 +272,18 @@ def test_webgpu_refuses_what_it_leaves_out_or_fails_on(call: str, given: str, to
     assert {why for node in done if (why := target("webgpu").missing(node))} == set()
 
 
+def test_webgpu_rounds_to_the_even_number(tmp_path: Path) -> None:
+    """It has no Round: of floor, which must not carry just below a half, or above 2²³."""
+    x = np.array(
+        [0.5, 1.5, -0.5, -1.5, -2.5, 2.4999998, 0.49999997, 2**23 + 1, -7.7, 3e38, -np.inf]
+    )
+    model = gg.build(ops.round, x=gg.float32["n"])
+    best = optimize(model, target="webgpu").model
+    assert "Round" not in count_operators(best)
+    x = np.concatenate([x, np.random.default_rng(0).normal(size=999) * 50]).astype(np.float32)
+    np.testing.assert_array_equal(run_plain(best, {"x": x})[0], np.rint(x))
+
+
 @pytest.mark.parametrize("version", ["1.24.1", "1.99.0", "1.3.0"])
 def test_builds_for_openvino_are_not_asked_for_their_kernels(
     version: str, monkeypatch: pytest.MonkeyPatch

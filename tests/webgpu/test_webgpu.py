@@ -207,12 +207,16 @@ def test_gradients_of_batches_are_added_up_there(tmp_path: Path) -> None:
             np.testing.assert_allclose(webgpu[name], wanted, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
-def test_generation_gives_the_tokens_of_the_cpu(tmp_path: Path, capsys: Any) -> None:
+@pytest.mark.parametrize("quantize", [[], ["--quantize", "weights8"]], ids=["fp32", "weights8"])
+def test_generation_gives_the_tokens_of_the_cpu(
+    quantize: list[str], tmp_path: Path, capsys: Any
+) -> None:
+    """All that calculates floats is there, the angles and the rounding, too."""
     checkpoint = Path(__file__).resolve().parents[1] / "fixtures" / "gpt2_checkpoint"
-    assert main(["build", str(checkpoint), "-o", str(tmp_path / "out")]) == 0
+    assert main(["build", str(checkpoint), "-o", str(tmp_path / "out"), *quantize]) == 0
     tokens = []
     for provider in ("cpu", "webgpu"):
-        given = ["--ids", "5,9,2", "--max-new-tokens", "8", "--provider", provider]
+        given = ["--ids", "5,9,2", "--max-new-tokens", "8", "--provider", provider, "--strict"]
         capsys.readouterr()
         with warnings.catch_warnings(action="ignore", category=gg.GraphgenWarning):
             assert main(["generate", str(tmp_path / "out"), *given]) == 0
