@@ -19,7 +19,7 @@ from graphgen.export.checkpoint import Checkpoint
 from graphgen.export.peft import CONFIG, check_matrices, read_folder, write_folder
 from graphgen.export.session import model_of
 from graphgen.export.write import replacing
-from graphgen.files import present, regular
+from graphgen.files import path_of, present, regular
 from graphgen.graph import ModelLike, constant
 from graphgen.infer import describe
 from graphgen.match import Engine, run_passes
@@ -146,7 +146,7 @@ class Adapter:
 
         Raises GraphgenError where there is none, or one that is more than low-rank updates.
         """
-        path = Path(path)
+        path = path_of(path, "Adapter.load")
         if path.suffix == ENDING:
             return cls._from_runtime(path)
         if present(path / CONFIG):
@@ -220,7 +220,7 @@ class Adapter:
         form.set_adapter_version(1)
         form.set_model_version(1)
         form.set_parameters(values)
-        with replacing("adapter", path := Path(path)) as [file]:
+        with replacing("adapter", path := path_of(path, "adapter")) as [file]:
             form.export_adapter(os.fspath(file))
         return path
 

@@ -44,6 +44,7 @@ from graphgen.export.session import model_of
 from graphgen.export.trainable import Parts, Weights, choose_trainable
 from graphgen.export.trained import BASE
 from graphgen.export.write import replacing
+from graphgen.files import path_of
 from graphgen.graph import ModelLike, count_operators, parameters
 from graphgen.match import Engine, Pass, run_passes
 from graphgen.op import TABLE
@@ -159,7 +160,9 @@ def artifacts(
     without a gradient or that the profile lacks, a directory that cannot be written, and less
     memory than is needed.
     """
+    directory = path_of(directory, "artifacts")
     if report is not None:
+        report = path_of(report, "artifacts: report")
         folder, place = Path(os.path.realpath(directory)), Path(os.path.realpath(report))
         if place.is_relative_to(folder):
             raise GraphgenError(
@@ -199,9 +202,9 @@ def artifacts(
         checkpoint.properties[BASE] = json.dumps(made.described["base"], sort_keys=True)
     with ExitStack() as files:
         if report is not None:  # first, since no artifacts are replaced if it cannot be written
-            [beside] = files.enter_context(replacing("artifacts: report", Path(report)))
+            [beside] = files.enter_context(replacing("artifacts: report", report))
             beside.write_text(json.dumps(done.to_json(), indent=2) + "\n", encoding="utf-8")
-        new = files.enter_context(_replaced(Path(directory)))
+        new = files.enter_context(_replaced(directory))
         for one, file in ((made.training, TRAINING), (made.evaluation, EVAL)):
             (new / file).write_bytes(_to_bytes(one, made.runtime))
         data = optimizer.official().SerializeToString(deterministic=True)

@@ -16,7 +16,7 @@ from graphgen.export.opset import in_memory, keeps_meaning, lift, scopes
 from graphgen.export.outputs import SIGNATURE, behind_identity
 from graphgen.export.protobuf import GRAPH, INITIALIZER, RAW_DATA, parse
 from graphgen.export.valid import check_attributes, check_file
-from graphgen.files import regular
+from graphgen.files import path_of, regular
 from graphgen.garbage import uncollected
 from graphgen.graph import CONSTANT
 from graphgen.infer import OPSET
@@ -45,7 +45,7 @@ def load(path: str | os.PathLike[str]) -> ir.Model:
     twice or never, a cycle), if its external data is missing, too short or outside its folder, if
     an operator cannot be raised to opset 23, or if types do not fit.
     """
-    path = Path(path)
+    path = path_of(path, "load")
     who = f"load({path.name})"
     proto, mapped = _read(path, who)
     try:

@@ -23,6 +23,7 @@ from graphgen.export.outputs import declared_shapes, omitted_outputs, shield_out
 from graphgen.export.partial import beside, in_turn
 from graphgen.export.protobuf import GRAPH, INITIALIZER, RAW_DATA, field
 from graphgen.export.read import IN_BYTES, PAGE
+from graphgen.files import path_of
 from graphgen.garbage import uncollected
 from graphgen.graph import ModelLike, bytes_of, model_in
 from graphgen.infer import OPSET, schema_of
@@ -59,7 +60,7 @@ def export(
     functions. Raises GraphgenError, and leaves everything as it was, if the model is not valid
     or the file cannot be written.
     """
-    path = Path(path)
+    path = path_of(path, "export")
     who = f"export({path.name})"
     ready = _prepare(model, who)
     size = sum(bytes_of(tensor) for _, tensor in tensors_of(ready))

@@ -1,5 +1,6 @@
 """Files to read: of a regular kind, and as large as they are when they are opened."""
 
+import contextlib
 import errno
 import json
 import os
@@ -7,9 +8,23 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from graphgen.errors import GraphgenError
+from graphgen.errors import GraphgenError, user_line
 
 _MOST = 1 << 24  # bytes of a JSON file
+
+
+def path_of(path: str | os.PathLike[str], who: str) -> Path:
+    """The path that a user gave. Raises GraphgenError for anything else."""
+    try:
+        found = Path(path)
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+            found.lstat()
+    except (TypeError, ValueError, OSError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise GraphgenError(
+            f"{who}: got {path!r:.60}, which is not a path: {reason}{user_line()}"
+        ) from error
+    return found
 
 
 def regular(path: str | os.PathLike[str]) -> Path:

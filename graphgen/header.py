@@ -4,14 +4,13 @@ import hashlib
 import mmap
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from graphgen.errors import GraphgenError
 from graphgen.expansion import check_expansion
-from graphgen.files import regular
+from graphgen.files import path_of, regular
 
 
 def read_header(model: object) -> tuple[str, onnx.ModelProto]:
@@ -26,7 +25,8 @@ def read_header(model: object) -> tuple[str, onnx.ModelProto]:
         raise GraphgenError(
             f"Session: model is of {type(model)}; give the path or the bytes of an ONNX model"
         )
-    who = f"Session({Path(model).name})"
+    model = path_of(model, "Session")
+    who = f"Session({model.name})"
     try:
         with regular(model).open("rb") as file:
             if not os.fstat(file.fileno()).st_size:

@@ -218,6 +218,26 @@ def test_missing_file(refused, command):
 
 
 @pytest.mark.parametrize(
+    "call",
+    [
+        gg.load,
+        lambda path: gg.export(gg.build(lambda x: 2.0 * x, x=gg.float32[2]), path),
+        lambda path: gg.artifacts("m.onnx", path),
+        gg.Trainer,
+        gg.TrainingSession,
+        gg.Session,
+        lambda path: gg.generate(path, [[1]]),
+        lambda path: gg.to_checkpoint(path, path, path),
+        gg.Adapter.load,
+    ],
+)
+@pytest.mark.parametrize("path", [None, 5, ["m.onnx"], b"m.onnx", "a\0b", "x" * 5000])
+def test_paths_that_are_none(call, path):
+    with pytest.raises(gg.GraphgenError):
+        call(path)
+
+
+@pytest.mark.parametrize(
     ("name", "array", "wanted"),
     [
         ("x", np.zeros((1, 3, 64)), "float64[1, 3, 64], not float32[batch, seq, 64]"),

@@ -12,7 +12,7 @@ import numpy as np
 from graphgen.display import fields, on_screen
 from graphgen.errors import GraphgenError, user_line, warn
 from graphgen.export.by_row import Chosen, Given, numbers_of
-from graphgen.files import present
+from graphgen.files import path_of, present
 from graphgen.generation.beams import Beams
 from graphgen.generation.caches import Decoder
 from graphgen.generation.config import ignored, longrope_length
@@ -120,7 +120,7 @@ class Generator:
             raise GraphgenError(
                 f"generate: chunk is {chunk!r}; give a number of tokens, 1 or more{user_line()}"
             )
-        path = Path(model) if isinstance(model, str | os.PathLike) else None
+        path = path_of(model, "generate") if isinstance(model, str | os.PathLike) else None
         self.folder = path if path is not None and path.is_dir() else None
         read_options(self.folder)
         if ignored_fields := ignored(self.folder):

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
@@ -16,6 +15,7 @@ from graphgen.export.checkpoint import Checkpoint
 from graphgen.export.folders import write_checkpoint
 from graphgen.export.read import load
 from graphgen.export.trained import parameters_of, trained_model
+from graphgen.files import path_of
 from graphgen.graph import model_in, produced_by
 from graphgen.models.published import find_family
 from graphgen.models.published.back import Checkpoint as Stored, stored_weights
@@ -53,12 +53,12 @@ def to_checkpoint(
     is not such a one or is in few bits, if what was trained is not in it, and if a low-rank update
     is of a weight that something else reads, such as a head that is tied to the embedding.
     """
-    folder, out = Path(folder), Path(out)
+    folder, out, run = (path_of(path, "to_checkpoint") for path in (folder, out, run))
     who = f"export({out.name})"
     if type(shard) is not int or shard < 1:
         raise GraphgenError(f"{who}: shard is {shard!r}; it must be a number of bytes{user_line()}")
     kind = None if dtype is None else to_dtype(dtype)
-    path = Path(run) / CHECKPOINT if Path(run).is_dir() else Path(run)
+    path = run / CHECKPOINT if run.is_dir() else run
     saved = Checkpoint.load(path)
     parameters, adapter = parameters_of(saved, str(path)), Adapter.of(saved, str(path))
     files = sorted(folder.glob("onnx/*.onnx"))

@@ -14,6 +14,7 @@ from graphgen.export.checkpoint import Checkpoint
 from graphgen.export.inference import inference_of
 from graphgen.export.named_losses import IGNORED
 from graphgen.export.write import export
+from graphgen.files import path_of
 from graphgen.operands import Array
 from graphgen.plan import TensorType
 from graphgen.runtime import Provider
@@ -62,7 +63,7 @@ class TrainingSession:
         provider: Provider | None = None,
         strict: bool = False,
     ) -> None:
-        directory = Path(directory)
+        directory = path_of(directory, "TrainingSession")
         self._engine = Engine(
             f"TrainingSession({directory.name})",
             directory,
@@ -219,7 +220,7 @@ class TrainingSession:
         saved.properties[BATCHES] = self._batches
         if not include_optimizer_state:
             saved.optimizer = None
-        saved.save(path := Path(path))
+        saved.save(path := path_of(path, "TrainingSession.save_checkpoint"))
         return path
 
     def load_checkpoint(self, path: str | os.PathLike[str]) -> dict[str, int | float | str]:

@@ -13,6 +13,7 @@ from graphgen.export.adapters import Adapter
 from graphgen.export.checkpoint import Checkpoint
 from graphgen.export.optimizers import in_short
 from graphgen.export.trained import export_trained
+from graphgen.files import path_of
 from graphgen.graph import ModelLike
 from graphgen.operands import Array
 from graphgen.runtime import Provider
@@ -64,7 +65,7 @@ class Trainer:
         strict: bool = False,
         processes: Processes | None = None,
     ) -> None:
-        directory = Path(directory)
+        directory = path_of(directory, "Trainer")
         self.schedule = constant(1e-3) if schedule is None else schedule
         self._processes = Processes() if processes is None else processes
         self._engine = Engine(
@@ -157,7 +158,7 @@ class Trainer:
         parameters are then those before that step.
         """
         who = f"{self._who}.fit"
-        run = None if checkpoint is None else Run(Path(checkpoint), who)
+        run = None if checkpoint is None else Run(path_of(checkpoint, who), who)
         history, found, given = History(), None, dict[str, Any]()
         positive(who, save_every=save_every, evaluate_every=evaluate_every, patience=patience)
         measured = Metrics(metrics, self._engine)

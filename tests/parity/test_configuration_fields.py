@@ -33,11 +33,48 @@ pytestmark = pytest.mark.parity
 
 BOUND = 2e-5  # relative RMS in float32: large changes of an epsilon cost some digits
 ROWS, LENGTH = 2, 20
+_LLAMA, _BERT = decoders.DECODERS["olmo2"], encoders.ENCODERS["camembert"]
+_WINDOWS = {"sliding_window": 5, "num_hidden_layers": 3}
+_BART, _T5 = seq2seq.SEQ2SEQ["mbart"], seq2seq.SEQ2SEQ["mt5"]
+_NAMES = {"hidden_size": "dim", "intermediate_size": "hidden_dim"} | {
+    "num_hidden_layers": "n_layers",
+    "num_attention_heads": "n_heads",
+}
+SMALL: dict[str, tuple[dict[str, Any], Any]] = {  # families that other tests have no small ones of
+    "llama": (_LLAMA, decoders),
+    "llama, own head size": (_LLAMA | {"head_dim": 16, "attention_bias": True}, decoders),
+    "mistral": (_LLAMA | _WINDOWS, decoders),
+    "qwen2": (_LLAMA | _WINDOWS, decoders),
+    "qwen2, windows": (
+        _LLAMA | _WINDOWS | {"use_sliding_window": True, "max_window_layers": 1},
+        decoders,
+    ),
+    "qwen3": (_LLAMA | {"head_dim": 16}, decoders),
+    "gpt2": (
+        {"vocab_size": 40, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64},
+        decoders,
+    ),
+    "bert": (_BERT | {"pad_token_id": 0}, encoders),
+    "roberta": (_BERT, encoders),
+    "xlm-roberta": (_BERT, encoders),
+    "distilbert": ({_NAMES.get(name, name): x for name, x in _BERT.items()}, encoders),
+    "bart": (_BART, seq2seq),
+    "marian": (_BART | {"pad_token_id": 39, "decoder_start_token_id": 39}, seq2seq),
+    "t5": (_T5, seq2seq),
+    "vit": (vision.VISION["deit"] | {"image_size": 9}, vision),
+}
+_HEADS: dict[Any, tuple[str, str]] = {
+    decoders: ("CausalLM", "text-generation"),
+    encoders: ("MaskedLM", "fill-mask"),
+    seq2seq: ("Seq2SeqLM", "text2text-generation"),
+    vision: ("ImageClassification", "image-classification"),
+}
 KINDS: dict[str, tuple[str, str, Any]] = {  # the class of transformers, the task, the small ones
-    **dict.fromkeys(decoders.DECODERS, ("CausalLM", "text-generation", decoders)),
-    **dict.fromkeys(encoders.ENCODERS, ("MaskedLM", "fill-mask", encoders)),
-    **dict.fromkeys(seq2seq.SEQ2SEQ, ("Seq2SeqLM", "text2text-generation", seq2seq)),
-    "dinov2": ("ImageClassification", "image-classification", vision),
+    **{name: (*_HEADS[small], small) for name, (_, small) in SMALL.items()},
+    **dict.fromkeys(decoders.DECODERS, (*_HEADS[decoders], decoders)),
+    **dict.fromkeys(encoders.ENCODERS, (*_HEADS[encoders], encoders)),
+    **dict.fromkeys(seq2seq.SEQ2SEQ, (*_HEADS[seq2seq], seq2seq)),
+    "dinov2": (*_HEADS[vision], vision),
     "clip": ("", "zero-shot-image-classification", vision),
     "siglip": ("", "zero-shot-image-classification", vision),
 }
@@ -77,6 +114,15 @@ FOREIGN: dict[str, Any] = {  # fields of other families
     "sliding_window": 3,
     "use_sliding_window": True,
 }
+
+
+def fields_of(which: str) -> dict[str, Any]:
+    """The fields of the small configuration of a kind."""
+    if which not in SMALL:
+        found: dict[str, Any] = KINDS[which][2].fields(which)
+        return found
+    more = {"is_encoder_decoder": True} if KINDS[which][2] is seq2seq else {}
+    return SMALL[which][0] | more | {"model_type": which.split(",")[0]}
 
 
 def changes(of: dict[str, Any], small: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -232,7 +278,7 @@ def difference(which: str, folder: Path) -> float | None:
 @pytest.mark.parametrize("which", KINDS)
 def test_a_changed_field_counts_or_is_refused(which: str, tmp_path: Path) -> None:
     transformers.logging.set_verbosity_error()
-    fields, base = KINDS[which][2].fields(which), tmp_path / "base"
+    fields, base = fields_of(which), tmp_path / "base"
     save(which, fields, base)
     first = difference(which, base)
     assert first is not None and first < BOUND

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import onnx_ir as ir
 
@@ -15,20 +15,12 @@ from graphgen.models.published.mxfp4 import unpacked
 from graphgen.models.published.packed import few_bits, keep
 from graphgen.models.published.weights import Stack, lazily, misfit, part_of, stacked, stored_names
 from graphgen.nn.linear import Linear
-from graphgen.nn.module import Module, Parameter, TensorSpec, members
+from graphgen.nn.module import Module, Parameter, members
 from graphgen.parts import Part
 from graphgen.safetensors import Weight
 
 Source: TypeAlias = str | Part | Stack | Callable[[Any], Part]
 """What a checkpoint calls a parameter; a function gets the module that holds the packed one."""
-
-
-class Task(Protocol):
-    """A module that `build` records for a task."""
-
-    def inputs(self) -> dict[str, TensorSpec]:
-        """What `build` needs to know about the arguments."""
-        ...
 
 
 @dataclass(frozen=True)
