@@ -15,7 +15,7 @@ from rich.progress import track
 from graphgen import ops, safetensors
 from graphgen.errors import GraphgenError
 from graphgen.export.partial import in_place_of
-from graphgen.export.write import export
+from graphgen.export.write import Written, export
 from graphgen.files import present, read_json
 from graphgen.graph import ModelLike, model_in
 from graphgen.match import Miss
@@ -62,13 +62,19 @@ _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 MODEL = "onnx/model.onnx"
 """Where transformers.js looks for the graph; optimum looks everywhere."""
 
+PROMPTS = "onnx/prompt_model.onnx"
+"""A second graph of a decoder, for graphgen alone, which reads many tokens at once faster."""
+
+PROMPTS_KEY = "graphgen.prompts"
+"""Metadata of that graph: from how many tokens on it is the faster one."""
+
 
 def write_folder(
     source: Path, out: Path, models: Mapping[str, Any], texts: Mapping[str, str] | None = None
 ) -> Path:
     """Write a folder of graphs, by their names in it, and the checkpoint's files that clients read.
 
-    `texts` are further files.
+    `texts` are further files. What the graph `PROMPTS` has in common with the other is stored once.
 
     The folder is complete or absent. Raises GraphgenError if `out` exists and is not such a folder.
     """
@@ -87,9 +93,11 @@ def write_folder(
             _change(source, tokenizer, {"model_input_names": read}, replace=False)
         for name, text in (texts or {}).items():
             (folder / name).write_text(text, encoding="utf-8")
+        # Other clients read each graph with a file of weights of its own.
+        written: Written | None = {} if PROMPTS in models else None
         for name, model in models.items():
             (folder / name).parent.mkdir(exist_ok=True)
-            export(model, folder / name, external_data=True, watch=bar)
+            export(model, folder / name, external_data=True, watch=bar, written=written)
         beside = [file.name.removesuffix("_data") for file in folder.glob("onnx/*.onnx_data")]
         if beside and (folder / "config.json").exists():
             given = {"use_external_data_format": dict.fromkeys(sorted(beside), True)}

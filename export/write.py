@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
@@ -47,6 +47,7 @@ def export(
     *,
     external_data: bool | None = None,
     watch: Callable[[Any], Iterable[Any]] = iter,
+    written: "Written | None" = None,
 ) -> Path:
     """Write a model as ONNX that any runtime reads, with the lowest opset and IR it can have.
 
@@ -55,6 +56,8 @@ def export(
         path: The file; a regular file there is replaced once the new one is complete.
         external_data: Put weights into `<name>.onnx_data` next to it; by default above 1.5 GiB.
         watch: Wraps the list of weights that go next to it, like `rich.progress.track`.
+        written: Weights that lie next to graphs of this folder already, which are not written
+            again; those that are written now are added.
 
     The same model gives the same bytes. Operators of our own are written with their bodies, as
     functions. Raises GraphgenError, and leaves everything as it was, if the model is not valid
@@ -69,7 +72,7 @@ def export(
     data_path = path.parent / f"{path.stem}.onnx_data"
     with replacing(who, *([data_path] if external_data else []), path) as files:
         if external_data:
-            write_data(ready, files[0], data_path, watch)
+            write_data(ready, files[0], data_path, watch, written)
         with files[-1].open("wb") as stream:
             stream.writelines(_serialize(ready, who))
     return path
@@ -191,23 +194,39 @@ def tensors_of(model: ir.Model) -> Iterator[tuple[ir.Value, ir.TensorProtocol]]:
     yield from ((value, value.const_value) for value in values if value.const_value is not None)
 
 
-def write_data(model: ir.Model, file: Path, target: Path, watch: Any) -> None:
-    """Write tensors of at least a page to `file`, and refer to them by its final name."""
+Written: TypeAlias = dict[int, tuple[ir.TensorProtocol, Beside]]
+"""By the identity of a tensor, it and where it was written."""
+
+
+def write_data(
+    model: ir.Model, file: Path, target: Path, watch: Any, written: Written | None = None
+) -> None:
+    """Write tensors of at least a page to `file`, and refer to them by its final name.
+
+    Those that are `written` in other files are referred to there.
+    """
+    known = {} if written is None else dict(written)
     with file.open("wb") as stream:
         for value, tensor in watch(list(tensors_of(model))):
             if bytes_of(tensor) < PAGE:
                 continue
-            stream.seek(-stream.tell() % PAGE, os.SEEK_CUR)
-            offset = stream.tell()
-            stream.write(content_of(tensor))  # maps what is in a file, even in `target`
+            _, there = known.get(id(tensor), (None, None))
+            if there is None:
+                stream.seek(-stream.tell() % PAGE, os.SEEK_CUR)
+                name, offset = target.name, stream.tell()
+                stream.write(content_of(tensor))  # maps what is in a file, even in `target`
+            else:
+                name, offset = str(there.location), there.offset or 0
             value.const_value = Beside(
-                target.name,
+                name,
                 offset,
                 tensor.nbytes,
                 tensor.dtype,
                 shape=ir.Shape(tensor.shape.numpy()),
                 name=str(value.name),
             )
+            if written is not None:
+                written[id(tensor)] = tensor, value.const_value
 
 
 def _to_proto(model: ir.Model) -> onnx.ModelProto:

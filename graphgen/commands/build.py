@@ -32,6 +32,7 @@ _OF_FOLDERS = (
     "block_size",
     "full_range",
     "kv",
+    "prompts",
     "text",
     "no_run",
     "verify",
@@ -116,7 +117,7 @@ def _build_from(options: argparse.Namespace, folder: Path) -> None:
     """Write what `options` name, of which `folder` has the configuration and the tokenizer."""
     from rich.console import Console
 
-    from graphgen.export.folders import MODEL, write_folder, write_genai
+    from graphgen.export.folders import MODEL, PROMPTS, write_folder, write_genai
     from graphgen.files import read_json
     from graphgen.generation.config import read_fields
     from graphgen.graph import count_nodes
@@ -128,10 +129,16 @@ def _build_from(options: argparse.Namespace, folder: Path) -> None:
 
     if options.text is not None and options.quantize is None and options.kv is None:
         raise GraphgenError("build: --text needs --quantize or --kv; add that option")
-    if options.kv is not None and (options.layout, options.target, options.dtype) != _OF_INT8:
-        layout, target, dtype = _OF_INT8
-        only = f"--layout {layout}, --target {target} and --dtype {dtype}"
-        raise GraphgenError(f"build: --kv {options.kv} is for {only} only; leave out other options")
+    for option in ("kv", "prompts"):
+        given = (options.layout, options.target, options.dtype)
+        if getattr(options, option) is not None and given != _OF_INT8:
+            layout, target, dtype = _OF_INT8
+            only = f"--layout {layout}, --target {target} and --dtype {dtype}"
+            name = f"--{option} {getattr(options, option)}"
+            raise GraphgenError(f"build: {name} is for {only} only; leave out other options")
+    if options.prompts is not None and options.quantize not in (None, "int4"):
+        problem = f"is for weights of four bits, and --quantize is {options.quantize}"
+        raise GraphgenError(f"build: --prompts {options.prompts} {problem}; choose int4")
     if options.full_range and options.quantize != "int8":
         raise GraphgenError("build: --full-range needs --quantize int8; add that option")
     if options.no_run and options.quantize not in ("int8", "weights8"):
@@ -183,6 +190,9 @@ def _build_from(options: argparse.Namespace, folder: Path) -> None:
         caches = {name: _with_int8(options, found, best, name, tokens, folder) for name in [*best]}
         best = {name: model for name, (model, _) in caches.items()}
     read = any(one.effect and not one.effect.random for one in done.values()) or caches
+    prompts = None
+    if options.prompts is not None:
+        best[PROMPTS], done[PROMPTS], prompts = _with_prompts(options, found, best, tokens)
     if len(tokens) and not read:
         raise GraphgenError(f"build: {found.kind} reads more than text; omit --text")
     texts = reports(done)
@@ -200,13 +210,16 @@ def _build_from(options: argparse.Namespace, folder: Path) -> None:
     else:
         write_folder(folder, options.output, best, texts)
     for name, one in done.items():
-        show(one.report.table())
-        print(*one.remarks(name), sep="\n")
+        if name != PROMPTS:  # a line says enough of the same layers in more bits
+            show(one.report.table())
+            print(*one.remarks(name), sep="\n")
     for name, (_, effect) in caches.items():
         print(f"{name}: int8 cache: {effect}")
+    if prompts is not None:
+        print(f"{PROMPTS}: int8 prompts: {prompts}")
     for line in found.remarks:
         print(line)
-    nodes = sum(map(count_nodes, best.values()))
+    nodes = sum(count_nodes(model) for name, model in best.items() if name != PROMPTS)
     print(f"{options.output}: {found.kind}, {found.parameters:,} parameters, {nodes} nodes")
 
 
@@ -237,6 +250,30 @@ def _with_int8(
     third = np.arange(len(tokens)) % 3 == 0
     made = int8_cache(model, tokens[~third], longest=context(folder))
     return made, quality(model, made, tokens[third][:_MEASURED], random=random)
+
+
+def _with_prompts(
+    options: argparse.Namespace, found: "_Source", models: Mapping[str, Any], tokens: Any
+) -> tuple[Any, Any, Any]:
+    """The graph that reads prompts in int8, its report, and what it changes in what follows."""
+    import numpy as np
+
+    from graphgen.generation.quality import quality
+    from graphgen.quantize.folder import Quantized
+    from graphgen.quantize.prompts import int8_prompts
+
+    who = f"build --prompts {options.prompts}"
+    names = {str(value.name) for one in models.values() for value in one.graph.inputs}
+    if len(models) > 1 or not any(name.startswith("past_") for name in names):
+        raise GraphgenError(f"{who}: {found.kind} is not a decoder with a cache; give a decoder")
+    [model] = models.values()
+    made, report = int8_prompts(model)
+    random = not len(tokens)
+    if random:
+        words = next(y.shape[-1] for y in model.graph.outputs if y.name == "logits")
+        tokens = np.random.default_rng(0).integers(0, words, (3 * _MEASURED, 64))
+    effect = quality(model, model, tokens[::3][:_MEASURED], random=random, prompts=made)
+    return made, Quantized(made, report), effect
 
 
 @dataclass
@@ -328,6 +365,8 @@ def add_options(add: Callable[..., Any]) -> None:
     add("--quantize", choices=("int8", "int4", "weights8"), help=integers)
     cache = "keys and values of a decoder as int8, for graphgen on the CPU: long texts"
     add("--kv", choices=("int8",), help=cache)
+    prompts = "with int4, or a checkpoint of four bits: a second graph that reads prompts faster"
+    add("--prompts", choices=("int8",), help=prompts)
     sizes = "for int4 (64; with --text 128) and weights8 (16)"
     add("--block-size", type=int, choices=(16, 32, 64, 128), help=sizes)
     full = "for int8: weights up to ±127, for processors with VNNI, AMX or dot products of Arm"

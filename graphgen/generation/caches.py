@@ -1,6 +1,8 @@
 """Decoders that keep keys and values: in buffers in place, or in ones that grow."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,23 @@ from graphgen.plan import TensorType
 from graphgen.runtime import Buffer, Session, on_host
 
 PAST, PRESENT, MASK = "past_key_values", "present", "attention_mask"
+
+
+@dataclass
+class Reader:
+    """A second session on the same cache, which reads `least` tokens or more faster.
+
+    It opens when it is first needed.
+    """
+
+    open: Callable[[], Session]
+    least: int
+
+    @cached_property
+    def session(self) -> Session:
+        found = self.open()
+        huge_pages()
+        return found
 
 
 class Decoder:
@@ -146,10 +165,12 @@ class Decoder:
         past: Mapping[str, Buffer],
         present: Mapping[str, Buffer],
         kept: int = 1,
+        session: Session | None = None,
     ) -> Array:
         """Return the last logits, (R, kept, vocabulary); write keys and values into `present`."""
         outputs = {name.replace(PAST, PRESENT): array for name, array in present.items()}
-        bound = self.session.bind({**self._fit({**feeds, KEPT: kept}), **past}, outputs)
+        fitted = self._fit({**feeds, KEPT: kept})
+        bound = (session or self.session).bind({**fitted, **past}, outputs)
         return self._last(bound(), kept)
 
     def _picked(self, rows: Any, part: str = "") -> dict[str, Buffer]:
@@ -172,7 +193,16 @@ class Decoder:
 
 
 class InPlace(Decoder):
-    """The cache in buffers with room for all tokens to come; each row has its own length."""
+    """The cache in buffers with room for all tokens to come; each row has its own length.
+
+    With a `reader`, that reads prompts, if they have enough tokens.
+    """
+
+    def __init__(
+        self, session: Session, chunk: int = 512, bound: str = "", reader: Reader | None = None
+    ) -> None:
+        super().__init__(session, chunk, bound=bound)
+        self.reader = reader
 
     def start(
         self,
@@ -193,7 +223,7 @@ class InPlace(Decoder):
             order = dict.fromkeys(range(count), Beginning(0, 0, False))
         self.shared = sum(found.same for found in order.values())
         if longest <= chunk and not self.shared:
-            logits = self._part(past, slice(0, count), *together(rows), 0)[:, -1]
+            logits = self._part(past, slice(0, count), *together(rows), 0, prompt=True)[:, -1]
         else:  # after a past, only one row can take more than one token
             parts: dict[int, Array] = {}
             for r, (of, same, new) in order.items():
@@ -203,7 +233,7 @@ class InPlace(Decoder):
                 for at in range(same, len(rows[r]), chunk):
                     ids = np.asarray([rows[r][at : at + chunk]])
                     ones = np.ones((1, at + ids.shape[1]))
-                    parts[r] = self._part(past, slice(r, r + 1), ids, ones, at)[:, -1]
+                    parts[r] = self._part(past, slice(r, r + 1), ids, ones, at, prompt=True)[:, -1]
             logits = np.concatenate([parts[r] for r in range(count)])
         self.lengths = np.repeat(self.lengths, beams)
         rows_of = np.repeat(np.arange(count), beams)
@@ -223,12 +253,16 @@ class InPlace(Decoder):
         mask: Array,
         at: int,
         kept: int = 1,
+        prompt: bool = False,
     ) -> Array:
         whole = next(iter(past.values())).shape[0] == 1  # which may be on a device
         own = past if whole else {n: x[rows] for n, x in past.items() if isinstance(x, np.ndarray)}
         places = np.broadcast_to(np.arange(at, at + ids.shape[1]), ids.shape)
         feeds = {"input_ids": ids, MASK: mask, "position_ids": places, CHOICE: self.chosen[rows]}
-        return self._run(feeds, own, own, kept)
+        # Tokens that are only checked have to give what reading them one by one gives.
+        reader = self.reader if prompt else None
+        other = reader.session if reader is not None and ids.size >= reader.least else None
+        return self._run(feeds, own, own, kept, other)
 
     def _bind(self, capacity: int) -> None:
         """Bind all buffers for every step to come; the mask is as long as they are."""

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from graphgen import ops
 from graphgen.errors import GraphgenError, user_line
 from graphgen.export.by_row import Given, adapted
+from graphgen.export.folders import PROMPTS, PROMPTS_KEY
 from graphgen.export.read import load
 from graphgen.export.write import Beside, to_bytes
 from graphgen.generation.caches import (
@@ -20,11 +21,12 @@ from graphgen.generation.caches import (
     Decoder,
     Growing,
     InPlace,
+    Reader,
 )
 from graphgen.generation.encoder_decoders import EncoderDecoder
 from graphgen.generation.huge_pages import side_by_side
 from graphgen.generation.speech import FEATURES
-from graphgen.graph import ModelLike, present_inputs
+from graphgen.graph import ModelLike, model_in, present_inputs
 from graphgen.header import read_header
 from graphgen.match import Miss
 from graphgen.op import is_a
@@ -50,10 +52,13 @@ def open_decoder(
     chunk: int = 512,
     adapter: Given | None = None,
     adapters: Mapping[str, Given] | None = None,
+    prompts: ModelLike | None = None,
 ) -> "Decoder":
     """Open the decoder of a folder that `graphgen build` wrote, of a file, or of a model.
 
-    `adapter` is merged into its weights; each row has one of `adapters` beside them.
+    `adapter` is merged into its weights; each row has one of `adapters` beside them. `prompts` is a
+    graph with the same inputs and outputs, which reads prompts on the CPU if there are no adapters;
+    by default that of the folder.
 
     Raises GraphgenError if there is none, or if its inputs are not those of a decoder.
     """
@@ -122,9 +127,40 @@ def open_decoder(
         return Growing(session, chunk, placed.reason, _bound(graph, in_folder=in_folder))
     placed = _for_webgpu(placed) if webgpu else placed.clone()
     keep_last(placed, several=True)
-    return InPlace(
-        session_on(placed, path, **how), chunk, bound=_bound(placed, in_folder=in_folder)
-    )
+    session = session_on(placed, path, **how)
+    reader = None
+    if adapter is None and adapters is None and session.plan.device == "cpu":
+        beside = path.with_name(Path(PROMPTS).name) if path is not None and in_folder else None
+        beside = None if prompts is not None or beside is None or not beside.exists() else beside
+        second: Any = prompts if beside is None else load(beside)
+        if second is not None:
+            reader = _reader(second, beside, session, how)
+    return InPlace(session, chunk, _bound(placed, in_folder=in_folder), reader)
+
+
+def _reader(
+    model: ModelLike, path: Path | None, session: Session, how: Mapping[str, Any]
+) -> Reader:
+    """What reads prompts into the cache of a session: raises GraphgenError if it does not fit."""
+    model = model_in(model, "generate")
+    who = f"generate({'prompts' if path is None else path.name})"
+    told = model.metadata_props.get(PROMPTS_KEY, "")
+    if not told.isdecimal():
+        problem = f"its metadata {PROMPTS_KEY} is {told!r}, not a number of tokens"
+        raise GraphgenError(f"{who}: {problem}; build the folder again")
+
+    def open_it() -> Session:
+        placed = in_place(model)
+        if isinstance(placed, Miss):
+            raise GraphgenError(f"{who}: {placed.reason}; build the folder again")
+        keep_last(placed, several=True)
+        found = session_on(placed, path, **how)
+        if (found.inputs, found.outputs) != (session.inputs, session.outputs):
+            problem = "its inputs and outputs are not those of the model beside it"
+            raise GraphgenError(f"{who}: {problem}; build the folder again")
+        return found
+
+    return Reader(open_it, int(told))
 
 
 def _bound(model: ir.Model, *, in_folder: bool) -> str:

@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -45,13 +45,15 @@ def quality(
     *,
     threads: int | None = None,
     random: bool = False,
+    prompts: ModelLike | None = None,
 ) -> Quality:
     """Read windows (N, T) token by token with two decoders on the CPU, the first quarter at once.
 
-    Each keeps keys and values as it does when it generates. Raises GraphgenError for what is not a
-    decoder, and decoders with other vocabularies.
+    Each keeps keys and values as it does when it generates; `prompts` reads the second's quarters.
+    Raises GraphgenError for what is not a decoder, and decoders with other vocabularies.
     """
-    decoders = [open_decoder(model, provider="cpu", threads=threads) for model in (before, after)]
+    how: dict[str, Any] = {"provider": "cpu", "threads": threads}
+    decoders = [open_decoder(before, **how), open_decoder(after, **how, prompts=prompts)]
     length, found = tokens.shape[1], list[Array]()
     prompt = max(length // 4, 1)
     for at in range(0, len(tokens), _ROWS):
