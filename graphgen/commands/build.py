@@ -3,13 +3,14 @@
 import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import graphgen as gg
-from graphgen.commands.options import FILE, FLAG, N, count, show, written
+from graphgen.commands.options import FILE, FLAG, N, count, print_json, show, written
+from graphgen.commands.tuning import tokens_and_rows
 from graphgen.errors import GraphgenError
 
 EXAMPLE = """decoder --layers 4 --features 256 -o decoder.onnx
@@ -30,17 +31,21 @@ _OF_FOLDERS = (
     "layout",
     "quantize",
     "block_size",
+    "accuracy_level",
     "full_range",
     "kv",
     "prompts",
+    "tune",
+    "tune_for",
+    "json",
     "text",
     "no_run",
     "verify",
     "stop_after",
 )
 _NOT_LIKE = (*_OF_NAMES, "task", "head", "attentions", "dtype")
+_TUNED = (512, 1)
 _OF_INT8 = ("plain", "cpu", "fp32")
-_MEASURED = 16  # windows that are read token by token
 _SIZE = "size_"
 _HELP = {"-h", "--help"}
 
@@ -117,26 +122,35 @@ def _build_from(options: argparse.Namespace, folder: Path) -> None:
     """Write what `options` name, of which `folder` has the configuration and the tokenizer."""
     from rich.console import Console
 
-    from graphgen.export.folders import MODEL, PROMPTS, write_folder, write_genai
+    from graphgen.commands.tuning import TUNING, Decoding, Tuning
+    from graphgen.export.folders import MODEL, PROMPTS, PROMPTS_KEY, write_folder, write_genai
     from graphgen.files import read_json
     from graphgen.generation.config import read_fields
     from graphgen.graph import count_nodes
-    from graphgen.models.published.folder import windows
+    from graphgen.models.published.folder import context, windows
     from graphgen.models.published.fresh import Head
     from graphgen.models.published.tokenizer_files import check_tokenizer
     from graphgen.quantize.folder import Quantized, quantized, reports
     from graphgen.quantize.kept import keep_bits
+    from graphgen.quantize.prompts import LEAST
 
-    if options.text is not None and options.quantize is None and options.kv is None:
-        raise GraphgenError("build: --text needs --quantize or --kv; add that option")
-    for option in ("kv", "prompts"):
-        given = (options.layout, options.target, options.dtype)
-        if getattr(options, option) is not None and given != _OF_INT8:
+    if options.text is not None and not (options.quantize or options.kv == "int8" or options.tune):
+        raise GraphgenError("build: --text needs --quantize or --kv int8; add that option")
+    for name in ("--kv", "--prompts", "--tune"):
+        value, given = (
+            getattr(options, name[2:]),
+            (options.layout, options.target, options.dtype),
+        )
+        if value and given != _OF_INT8:
             layout, target, dtype = _OF_INT8
             only = f"--layout {layout}, --target {target} and --dtype {dtype}"
-            name = f"--{option} {getattr(options, option)}"
+            name = name if value is True else f"{name} {value}"
             raise GraphgenError(f"build: {name} is for {only} only; leave out other options")
-    if options.prompts is not None and options.quantize not in (None, "int4"):
+    if options.tune_for is not None and not options.tune:
+        raise GraphgenError("build: --tune-for needs --tune; add that option")
+    if options.accuracy_level is not None and options.quantize != "int4":
+        raise GraphgenError("build: --accuracy-level needs --quantize int4; add that option")
+    if options.prompts == "int8" and options.quantize not in (None, "int4"):
         problem = f"is for weights of four bits, and --quantize is {options.quantize}"
         raise GraphgenError(f"build: --prompts {options.prompts} {problem}; choose int4")
     if options.full_range and options.quantize != "int8":
@@ -174,8 +188,16 @@ def _build_from(options: argparse.Namespace, folder: Path) -> None:
         for name, model in found.models.items()
     }
     done: dict[str, Quantized] = {}
+    tuning, length = None, context(folder)
+    if options.tune:
+        tuning = Tuning(options.tune_for or _TUNED, length)
+        Decoding("build --tune", found.kind, best, tokens, length)  # or an error, before all work
+        if options.quantize in ("int4", "weights8"):
+            tuning.blocks(options, best[MODEL])
     if options.quantize is not None:
         how: dict[str, Any] = {"target": options.target, "block_size": options.block_size}
+        if options.accuracy_level is not None:
+            how["accuracy_level"] = options.accuracy_level
         how |= {"full_range": options.full_range, "run": not options.no_run}
         how |= {"verify": options.verify, "stop_after": options.stop_after}
         how["progress"] = Console(stderr=True).is_terminal
@@ -185,17 +207,31 @@ def _build_from(options: argparse.Namespace, folder: Path) -> None:
         kept: dict[str, Any] = {"target": options.target, "method": found.packed}
         done = {name: Quantized(*keep_bits(model, **kept)) for name, model in best.items()}
         best = {name: one.model for name, one in done.items()}
-    caches = {}
-    if options.kv is not None:
-        caches = {name: _with_int8(options, found, best, name, tokens, folder) for name in [*best]}
-        best = {name: model for name, (model, _) in caches.items()}
-    read = any(one.effect and not one.effect.random for one in done.values()) or caches
-    prompts = None
-    if options.prompts is not None:
-        best[PROMPTS], done[PROMPTS], prompts = _with_prompts(options, found, best, tokens)
+    costs, who = dict[str, Any](), "build --tune" if tuning else f"build --kv {options.kv}"
+    if options.kv == "int8" or (tuning and options.kv is None):
+        decoding = Decoding(who, found.kind, best, tokens, length)
+        made = decoding.int8_cache() if tuning is None or options.kv else tuning.cache(decoding)
+        if made is not None:
+            best, costs[f"{MODEL}: int8 cache"] = {MODEL: made}, decoding.cost(made)
+    read = any(one.effect and not one.effect.random for one in done.values()) or costs
+    if options.prompts == "int8" or (tuning and options.prompts is None):
+        who = "build --tune" if options.prompts is None else f"build --prompts {options.prompts}"
+        decoding = Decoding(who, found.kind, best, tokens, length)
+        second, report, least = (
+            tuning.prompts(decoding) if tuning else (*decoding.int8_prompts(), LEAST)
+        )
+        if options.prompts == "int8" and least is None:  # asked for, although it does not pay here
+            least = LEAST
+            second, report = (second, report) if second else decoding.int8_prompts()
+        if least is not None:
+            second.metadata_props[PROMPTS_KEY] = str(least)
+            best[PROMPTS], done[PROMPTS] = second, Quantized(second, report)
+            costs[f"{PROMPTS}: int8 prompts"] = decoding.cost(decoding.model, second)
     if len(tokens) and not read:
         raise GraphgenError(f"build: {found.kind} reads more than text; omit --text")
     texts = reports(done)
+    if tuning is not None:
+        texts[TUNING] = json.dumps(tuning.to_json(), indent=2) + "\n"
     fields = read_json(folder / "config.json")
     # By quantization_config, clients would look for tensors that the folder does not have.
     if fields.pop("quantization_config", None) is not None or head is not None:
@@ -209,71 +245,24 @@ def _build_from(options: argparse.Namespace, folder: Path) -> None:
         write_genai(folder, options.output, only, read_fields(folder), texts, target=options.target)
     else:
         write_folder(folder, options.output, best, texts)
+    nodes = sum(count_nodes(model) for name, model in best.items() if name != PROMPTS)
+    if options.json:
+        built = {"output": str(options.output), "kind": found.kind, "nodes": nodes}
+        built |= {"graphgen": gg.__version__, "parameters": found.parameters}
+        built |= {"remarks": found.remarks, "costs": {n: asdict(c) for n, c in costs.items()}}
+        print_json({**built, "tuning": tuning.to_json() if tuning else None})
+        return
     for name, one in done.items():
         if name != PROMPTS:  # a line says enough of the same layers in more bits
             show(one.report.table())
             print(*one.remarks(name), sep="\n")
-    for name, (_, effect) in caches.items():
-        print(f"{name}: int8 cache: {effect}")
-    if prompts is not None:
-        print(f"{PROMPTS}: int8 prompts: {prompts}")
+    for name, cost in costs.items():
+        print(f"{name}: {cost}")
+    if tuning is not None:
+        tuning.print()
     for line in found.remarks:
         print(line)
-    nodes = sum(count_nodes(model) for name, model in best.items() if name != PROMPTS)
     print(f"{options.output}: {found.kind}, {found.parameters:,} parameters, {nodes} nodes")
-
-
-def _with_int8(
-    options: argparse.Namespace,
-    found: "_Source",
-    models: Mapping[str, Any],
-    name: str,
-    tokens: Any,
-    folder: Path,
-) -> tuple[Any, Any]:
-    """The decoder with a cache of int8, and what that costs: on a third of the text, if given."""
-    import numpy as np
-
-    from graphgen.generation.few_bits import int8_cache
-    from graphgen.generation.quality import quality
-    from graphgen.models.published.folder import context
-
-    if len(models) > 1:
-        parts = " and ".join(found.models)
-        raise GraphgenError(f"build --kv {options.kv}: {found.kind} has {parts}; give a decoder")
-    random, model = not len(tokens), models[name]
-    words = next((y.shape[-1] for y in model.graph.outputs if y.name == "logits"), None)
-    if words is None or not any(str(x.name).startswith("past_") for x in model.graph.inputs):
-        raise GraphgenError(f"build --kv {options.kv}: {found.kind} has no cache; give a decoder")
-    if random:
-        tokens = np.random.default_rng(0).integers(0, words, (24, min(128, context(folder) or 128)))
-    third = np.arange(len(tokens)) % 3 == 0
-    made = int8_cache(model, tokens[~third], longest=context(folder))
-    return made, quality(model, made, tokens[third][:_MEASURED], random=random)
-
-
-def _with_prompts(
-    options: argparse.Namespace, found: "_Source", models: Mapping[str, Any], tokens: Any
-) -> tuple[Any, Any, Any]:
-    """The graph that reads prompts in int8, its report, and what it changes in what follows."""
-    import numpy as np
-
-    from graphgen.generation.quality import quality
-    from graphgen.quantize.folder import Quantized
-    from graphgen.quantize.prompts import int8_prompts
-
-    who = f"build --prompts {options.prompts}"
-    names = {str(value.name) for one in models.values() for value in one.graph.inputs}
-    if len(models) > 1 or not any(name.startswith("past_") for name in names):
-        raise GraphgenError(f"{who}: {found.kind} is not a decoder with a cache; give a decoder")
-    [model] = models.values()
-    made, report = int8_prompts(model)
-    random = not len(tokens)
-    if random:
-        words = next(y.shape[-1] for y in model.graph.outputs if y.name == "logits")
-        tokens = np.random.default_rng(0).integers(0, words, (3 * _MEASURED, 64))
-    effect = quality(model, model, tokens[::3][:_MEASURED], random=random, prompts=made)
-    return made, Quantized(made, report), effect
 
 
 @dataclass
@@ -363,12 +352,18 @@ def add_options(add: Callable[..., Any]) -> None:
     add("--layout", default="plain", choices=("plain", "genai"), help=clients)
     integers = "for a checkpoint of floats: small integers; weights8 loses least"
     add("--quantize", choices=("int8", "int4", "weights8"), help=integers)
-    cache = "keys and values of a decoder as int8, for graphgen on the CPU: long texts"
-    add("--kv", choices=("int8",), help=cache)
+    cache = "keys and values of a decoder, for graphgen on the CPU: int8 for long texts (float32)"
+    add("--kv", choices=("int8", "float32"), help=cache)
     prompts = "with int4, or a checkpoint of four bits: a second graph that reads prompts faster"
-    add("--prompts", choices=("int8",), help=prompts)
+    add("--prompts", choices=("int8", "int4"), help=prompts)
+    tune = "measure on this machine and pick what is left open: blocks, --kv and --prompts"
+    add("--tune", help=tune, **FLAG)
+    tuned = "with --tune: the length of prompts, and how many (512x1)"
+    add("--tune-for", type=tokens_and_rows, metavar="TOKENSxROWS", help=tuned)
     sizes = "for int4 (64; with --text 128) and weights8 (16)"
     add("--block-size", type=int, choices=(16, 32, 64, 128), help=sizes)
+    level = "for int4: 4 rounds what products read to int8, 0 does not and is slower (4)"
+    add("--accuracy-level", type=int, choices=(0, 4), help=level)
     full = "for int8: weights up to ±127, for processors with VNNI, AMX or dot products of Arm"
     add("--full-range", help=full, **FLAG)
     unmeasured = "for int8, weights8: do not run the model: less memory, only errors of weights"
@@ -378,6 +373,7 @@ def add_options(add: Callable[..., Any]) -> None:
     add("--stop-after", help="with --quantize: quantize only the first N layers of a graph", **N)
     text = "calibrate --quantize and --kv on this text, and measure the cost on a third of it"
     add("--text", help=text, **FILE)
+    add("--json", help="print what was built as JSON: docs/build.schema.json", **FLAG)
 
 
 def add_more(add: Callable[..., Any], arguments: Sequence[str]) -> None:

@@ -98,7 +98,7 @@ def open_decoder(
         )
     [(graph, how["changed"])] = adapted([graph], "generate", adapter, adapters)
     placed: ir.Model | Miss
-    known = any(CAPACITY in map(str, value.shape or ()) for value in graph.graph.inputs)
+    known = _is_placed(graph)
     placed = graph if known else in_place(graph)
     if isinstance(placed, Miss) and any(name.startswith(PAST) for name in inputs):
         made = with_cache(graph)  # where places and masks are those of another exporter
@@ -138,6 +138,11 @@ def open_decoder(
     return InPlace(session, chunk, _bound(placed, in_folder=in_folder), reader)
 
 
+def _is_placed(model: ir.Model) -> bool:
+    """Whether the cache of a model is in place already."""
+    return any(CAPACITY in map(str, value.shape or ()) for value in model.graph.inputs)
+
+
 def _reader(
     model: ModelLike, path: Path | None, session: Session, how: Mapping[str, Any]
 ) -> Reader:
@@ -150,7 +155,7 @@ def _reader(
         raise GraphgenError(f"{who}: {problem}; build the folder again")
 
     def open_it() -> Session:
-        placed = in_place(model)
+        placed = model.clone() if _is_placed(model) else in_place(model)
         if isinstance(placed, Miss):
             raise GraphgenError(f"{who}: {placed.reason}; build the folder again")
         keep_last(placed, several=True)

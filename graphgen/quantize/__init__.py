@@ -43,7 +43,7 @@ from graphgen.places import where_is
 from graphgen.processor import FITS, INT8_KEY, NEEDS, saturating_product
 from graphgen.quantize.calibration import Seen, observed, random_feeds
 from graphgen.quantize.effect import Layer, Report, opened
-from graphgen.quantize.sites import Site, product, rows, site_at
+from graphgen.quantize.sites import AccuracyLevel, Site, product, rows, site_at
 from graphgen.quantize.spool import Spool
 from graphgen.record import Tape, recording
 from graphgen.targets import Target, TargetName, target as find_target
@@ -76,6 +76,7 @@ def quantize(
     threshold: float | None = None,
     embeddings: bool = True,
     block_size: BlockSize | None = None,
+    accuracy_level: AccuracyLevel = 4,
     full_range: bool = False,
     verify: bool = False,
     stop_after: int | None = None,
@@ -102,6 +103,8 @@ def quantize(
         embeddings: Whether to quantize tables from which rows are read, too.
         block_size: 16 to 128, of int4 and weights8: larger ones are faster, and lose more. By
             default 16 for weights8; 64 for int4, and 128 with `calibration`.
+        accuracy_level: Of int4: at 4 products round what they read to int8, in blocks; at 0 they do
+            not, and most processors take up to four times as long for one row.
         full_range: int8 weights that need a processor with an instruction for int8 (VNNI, AMX,
             dot products of Arm), or the session option session.x64quantprecision=1: `to_rows`.
         verify: Run each layer before and after, in its place, on random inputs; one that differs
@@ -113,7 +116,16 @@ def quantize(
     model that is quantized already or has nothing to quantize, and a weight that is not finite.
     """
     job = Quantizing(
-        scheme, target, calibration, random, threshold, embeddings, block_size, full_range, progress
+        scheme,
+        target,
+        calibration,
+        random,
+        threshold,
+        embeddings,
+        block_size,
+        accuracy_level,
+        full_range,
+        progress,
     )
     model = readable(model_in(model, "quantize").clone())
     report = Report(scheme, str(job.profile), job.limit, total_bytes(model))
@@ -136,6 +148,7 @@ class Quantizing:
     threshold: float | None = None
     embeddings: bool = True
     block_size: BlockSize | None = None
+    accuracy_level: AccuracyLevel = 4
     full_range: bool = False
     progress: bool = False
     layers: list[Layer] = field(default_factory=list, repr=False)
@@ -148,6 +161,9 @@ class Quantizing:
         default = 16 if self.scheme == "weights8" else 128 if self.feeds and self.fitted else 64
         self.size = default if self.block_size is None else self.block_size
         one_of(self.who, BlockSize, block_size=self.size)
+        one_of(self.who, AccuracyLevel, accuracy_level=self.accuracy_level)
+        if self.accuracy_level != 4 and self.scheme != "int4":
+            raise GraphgenError(f"{self.who}: accuracy_level is of int4; leave it out")
         self.profile = profile_of(self.who, self.scheme, self.target)
         self.limit = THRESHOLDS[self.scheme] if self.threshold is None else self.threshold
 
@@ -254,7 +270,7 @@ class Quantizing:
         layers = []
         for site in group:
             read = samples.get(site.x)
-            error = _error(matrix, integers, arrays, read, shared)
+            error = _error(matrix, integers, arrays, read, shared, self.accuracy_level)
             of = "weight" if read is None else "output" + ", random inputs" * self.random
             path, operator = where_is(site.end), site.node.op_type
             scheme = "int8" if alone else self.scheme
@@ -279,7 +295,7 @@ class Quantizing:
             y = (
                 rows(site, made, matrix.shape)
                 if site.table
-                else product(site, made, matrix.shape, shared)
+                else product(site, made, matrix.shape, shared, level=self.accuracy_level)
             )
             reason = f"{layer.scheme}, relative error of its {layer.measured_on} {layer.error:.3g}"
             return Rewrite(y, site.reads, reason)
@@ -409,7 +425,12 @@ def named(graph: ir.Graph, name: str, tensor: ir.LazyTensor) -> ir.Value:
 
 
 def _error(
-    w: Array, integers: Rows | Blocks, arrays: Mapping[str, Array], x: Array | None, shared: bool
+    w: Array,
+    integers: Rows | Blocks,
+    arrays: Mapping[str, Array],
+    x: Array | None,
+    shared: bool,
+    level: AccuracyLevel,
 ) -> float:
     """√(mean (y - ŷ)² / mean y²) of y = x Wᵀ as the runtime computes it; without x, of W (N, K)."""
     if x is None:
@@ -422,7 +443,9 @@ def _error(
             node = identity_of(value)
             site = Site(node, node, value, value, True)
             made = {k: tape.constant(array) for k, array in arrays.items()}
-            model = to_model(tape, {"y": tape.operand(product(site, made, w.shape, shared))})
+            model = to_model(
+                tape, {"y": tape.operand(product(site, made, w.shape, shared, level=level))}
+            )
         with opened(model) as session:
             pairs = [(x @ w.T, session(x=x)[0])]
     return _relative(pairs)

@@ -30,6 +30,12 @@ _ZERO = 128  # the zero point of bytes that stand for -127 to 127
 _CHUNK = 1 << 19  # weights at a time
 
 
+def has_four_bits(model: ModelLike) -> bool:
+    """Whether a model has products that `int8_prompts` replaces."""
+    nodes = model_in(model, "int8_prompts").graph.all_nodes()
+    return any(is_a(n, matmul_nbits) and n.attributes.get_int("bits", 4) == 4 for n in nodes)
+
+
 def int8_prompts(model: ModelLike, *, least: int = LEAST) -> tuple[ir.Model, Report]:
     """A copy of a quantized decoder for many rows at once: four-bit weights in eight bits.
 

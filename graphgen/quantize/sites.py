@@ -3,7 +3,7 @@
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -23,6 +23,9 @@ from graphgen.ops.quantized import (
 from graphgen.recognize.axes import permutation_of
 from graphgen.record import current_tape
 from graphgen.value import Tensor, Value, adopt
+
+AccuracyLevel: TypeAlias = Literal[0, 4]
+"""Of MatMulNBits: 0 reads floats as they are, 4 rounds them to int8 in blocks: mostly faster."""
 
 _TINY = 1e-30  # instead of 0, the largest of a block of zeros
 _SMALL = 2048  # weights of a table below which there is nothing to gain
@@ -142,10 +145,12 @@ def product(
     shape: tuple[int, ...],
     shared: bool,
     order: Array | None = None,
+    level: AccuracyLevel = 4,
 ) -> Tensor:
     """A product with integers, recorded; `shared` ones are (N, K), as a table has them.
 
-    With `order`, they are in this order along K.
+    With `order`, they are in this order along K. `level` is of four bits: with eight, any but 4
+    takes many times as long.
     """
     scale, (rows, columns) = Value(made["scale"]), shape
     x = adopt(site.x) if order is None else ops.gather(adopt(site.x), order, axis=-1)
@@ -156,19 +161,18 @@ def product(
         sums = ops.reduce_sum(ops.reshape(x, [*leading, count, -1]), [-1], keepdims=0)
         thin = ops.matmul(sums, ops.transpose(Value(made["shift"]), perm=[1, 0]))
         thin = thin if site.alpha == 1.0 else thin * np.float32(site.alpha)
-        return product(site, less, shape, shared, order) + thin
+        return product(site, less, shape, shared, order, level) + thin
     bias, tape = adopt(site.bias), current_tape()
     assert tape is not None
     if site.alpha != 1.0:
         array = constant(scale)
         assert array is not None
         scale = Value(tape.constant(array * np.float32(site.alpha)))
-    # Level 4: x is rounded to int8 in blocks, of which the products are exact. With eight bits, any
-    # other level takes many times as long.
+    # Level 4: x is rounded to int8 in blocks, of which the products are exact.
     how: dict[str, Any] = {"K": columns, "N": rows, "accuracy_level": 4}
     zeros = None if site.symmetric or "int8" in made else Value(made["zero_point"])
     if "int4" in made:
-        how["block_size"] = _block_size(made["int4"], 4)
+        how |= {"block_size": _block_size(made["int4"], 4), "accuracy_level": level}
         return matmul_nbits(x, Value(made["int4"]), scale, zeros, None, bias, **how)
     if "uint8" in made:
         how |= {"bits": 8, "block_size": (size := _block_size(made["uint8"], 8))}

@@ -178,7 +178,7 @@ def test_what_has_no_four_bits_is_refused(folder: Path, tmp_path: Path, capsys: 
             "is for weights of four bits, and --quantize is int8",
         ),
         ([str(folder), "--quantize", "int4", "--layout", "genai"], "is for --layout plain"),
-        ([str(bert), "--quantize", "int4"], "bert is not a decoder with a cache"),
+        ([str(bert), "--quantize", "int4"], "bert has no cache; give a decoder"),
     ):
         assert main(["build", *more, *out]) == 2
         assert problem in capsys.readouterr().err
