@@ -278,7 +278,9 @@ class Worker:
         self.name, self.times = name, list[tuple[float, float]]()
         self.scheme = "int4" if "int4" in name else "fp32"
         set_to = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
-        root = str(HERE.parents[1])
+        root = os.pathsep.join(
+            [*filter(None, [os.environ.get("PYTHONPATH")]), str(HERE.parents[1])]
+        )
         self._process = subprocess.Popen(
             [python, str(HERE), "--worker", kind, str(folder), str(threads), str(prompt), clock],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

@@ -8,7 +8,7 @@ import numpy as np
 
 from graphgen.operands import Array
 
-BlockSize: TypeAlias = Literal[16, 32, 64, 128]
+BlockSize: TypeAlias = Literal[16, 32, 64, 128, 256]
 """How many weights of a row share a scale and a zero point in blocks."""
 
 Bits: TypeAlias = Literal[4, 8]

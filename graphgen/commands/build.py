@@ -361,7 +361,7 @@ def add_options(add: Callable[..., Any]) -> None:
     tuned = "with --tune: the length of prompts, and how many (512x1)"
     add("--tune-for", type=tokens_and_rows, metavar="TOKENSxROWS", help=tuned)
     sizes = "for int4 (64; with --text 128) and weights8 (16)"
-    add("--block-size", type=int, choices=(16, 32, 64, 128), help=sizes)
+    add("--block-size", type=int, choices=(16, 32, 64, 128, 256), help=sizes)
     level = "for int4: 4 rounds what products read to int8, 0 does not and is slower (4)"
     add("--accuracy-level", type=int, choices=(0, 4), help=level)
     full = "for int8: weights up to ±127, for processors with VNNI, AMX or dot products of Arm"

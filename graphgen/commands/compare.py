@@ -1,8 +1,10 @@
 """The command `compare`: the report of a model, in the terminal and in files, and gates on it."""
 
+import json
 from argparse import SUPPRESS, Namespace
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,9 @@ def run(options: Namespace) -> None:
     if options.text is not None:
         _on_text(options)
         return
+    for option in ("fail_if_worse", "fail_if_diverges"):
+        if getattr(options, option) is not None:
+            raise GraphgenError(f"--{option.replace('_', '-')} needs --text; add that option")
     from graphgen.export.arrays import feeds
     from graphgen.laboratory.report import markdown, place
     from graphgen.passes import words_of
@@ -63,18 +68,47 @@ def run(options: Namespace) -> None:
 
 
 def _on_text(options: Namespace) -> None:
-    """Print how far two folders of decoders differ on a text."""
-    from graphgen.generation.quality import of_text
+    """Print how far two folders differ on a text, or on rows with labels or answers."""
+    from graphgen.batch.scores import Scores, scores
+    from graphgen.export.write import replacing
+    from graphgen.generation.quality import Quality, of_text
 
-    used = ("model", "against", "text", "threads", "target")
+    rows = options.text.suffix == ".jsonl"
+    used = {"model", "against", "text", "threads", "target", "json", "fail_if_worse"}
+    used |= set() if rows else {"fail_if_diverges"}
     defaults = {action.dest: action.default for action in options.actions}
     for name, default in defaults.items():
         if name not in used and getattr(options, name, default) != default:
             option = name.replace("_", "-")
-            raise GraphgenError(f"compare: --{option} has no effect with --text; leave it out")
+            given = f"--text {options.text.name}" if rows else "--text"
+            raise GraphgenError(f"compare: --{option} has no effect with {given}; leave it out")
     if options.against is None or not all(map(Path.is_dir, (options.model, options.against))):
         raise GraphgenError("compare: --text is for two folders of decoders: DIR --against DIR")
-    print(of_text(options.model, options.against, options.text, threads=options.threads))
+    folders = (options.model, options.against)
+    found = (scores if rows else of_text)(*folders, options.text, threads=options.threads)
+    if options.json is not None:
+        document = {"graphgen": gg.__version__, "kind": getattr(found, "kind", "text")}
+        text = json.dumps(document | asdict(found), indent=2, allow_nan=False) + "\n"
+        with replacing("compare", options.json) as [file]:
+            file.write_text(text, encoding="utf-8")
+    print(found)
+    failures = []
+    most = options.fail_if_worse
+    if (
+        most is not None
+        and isinstance(found, Quality)
+        and not found.after <= found.before * (1 + most)
+    ):
+        rise = found.after / found.before - 1
+        failures.append(f"perplexity rises by {rise:.2%}, more than {most:.2%}")
+    if most is not None and isinstance(found, Scores) and not found.after >= found.before - most:
+        fall = found.before - found.after
+        failures.append(f"{fall:.2%} fewer rows are right, more than {most:.2%}")
+    most = options.fail_if_diverges
+    if most is not None and isinstance(found, Quality) and not found.divergence <= most:
+        failures.append(f"the divergence is {found.divergence:.3g} nats, more than {most:.3g}")
+    if failures:
+        raise GateError("; ".join(failures))
 
 
 def add_options(add: Callable[..., Any]) -> None:
@@ -87,7 +121,7 @@ def add_options(add: Callable[..., Any]) -> None:
     add("--passes", nargs="+", default=SUPPRESS, metavar="PASS", help=passes)
     add("--with", **OWN)
     add("--against", help="compare with this file, not with what the passes make", **FILE)
-    text = "two folders of decoders on this text: perplexity, divergence, the same next tokens"
+    text = "two folders on a text (perplexity, divergence), or on rows with answers: FILE.jsonl"
     add("--text", help=text, **FILE)
     kinds = "rows in addition to the baseline and the whole pipeline (all; none if you name none)"
     names = ("cumulative", "leave_one_out", "only", "runtime", "other")
@@ -102,4 +136,10 @@ def add_options(add: Callable[..., Any]) -> None:
     add("--fail-if-slower", type=share, metavar="3%", help=slower)
     differs = "fail with 3 if its relative RMS error is larger"
     add("--fail-if-differs", type=share, metavar="1e-5", help=differs)
+    worse = (
+        "with --text: fail with 3 if perplexity rises, or the share of right rows falls, by more"
+    )
+    add("--fail-if-worse", type=share, metavar="1%", help=worse)
+    apart = "with --text: fail with 3 if the divergence is larger, in nats"
+    add("--fail-if-diverges", type=share, metavar="0.01", help=apart)
     add("--expect", help="fail with 3 if fewer are fused: attention, norm, gelu, ...", **NUMBERS)

@@ -101,7 +101,7 @@ def quantize(
         threshold: The relative error above which a layer stays in float, by default that of
             `THRESHOLDS`.
         embeddings: Whether to quantize tables from which rows are read, too.
-        block_size: 16 to 128, of int4 and weights8: larger ones are faster, and lose more. By
+        block_size: 16 to 256, of int4 and weights8: larger ones are faster, and lose more. By
             default 16 for weights8; 64 for int4, and 128 with `calibration`.
         accuracy_level: Of int4: at 4 products round what they read to int8, in blocks; at 0 they do
             not, and most processors take up to four times as long for one row.

@@ -48,7 +48,7 @@ def tune_blocks(
             n, k = site.weight.shape.numpy() if site.by_rows else site.weight.shape.numpy()[::-1]
             shapes[int(n), int(k)] += 1
     bits: Bits = 4 if scheme == "int4" else 8
-    sizes = sizes or ((64, 32, 128) if bits == 4 else (16, 32, 64, 128))
+    sizes = sizes or ((64, 32, 128, 256) if bits == 4 else (16, 32, 64, 128))
     levels = levels or ((4, 0) if bits == 4 else (4,))
     named: dict[str, tuple[BlockSize, AccuracyLevel]] = {
         f"blocks of {size}, level {level}": (size, level) for level in levels for size in sizes

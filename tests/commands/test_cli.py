@@ -38,6 +38,7 @@ from graphgen.laboratory.rows import KINDS
 from graphgen.passes.training.packed import Base
 from graphgen.passes.training.recompute import Recompute
 from graphgen.quantize import THRESHOLDS
+from graphgen.quantize.sites import AccuracyLevel
 from graphgen.targets import Device
 from graphgen.train import Change
 from graphgen.train.callbacks import Log
@@ -593,8 +594,10 @@ CHOICES: dict[str, dict[str, Iterable[str | int]]] = {
         "dtype": DTYPES,
         "layout": get_args(Layout),
         "quantize": THRESHOLDS,
-        "kv": ("int8",),  # one way
+        "kv": ("int8", "float32"),  # one way, and none
+        "prompts": ("int8", "int4"),
         "block_size": get_args(BlockSize),
+        "accuracy_level": get_args(AccuracyLevel),
     },
     "completion": {"shell": ("bash", "zsh", "fish")},
     "compare": {"kinds": KINDS[1:], "target": get_args(Device)},

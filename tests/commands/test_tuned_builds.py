@@ -58,8 +58,8 @@ def built(folder: Path, out: Path, capsys: Any, *more: str) -> Any:
 def test_the_folder_has_what_was_fastest(
     folder: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # 64, 32 and 128 weights at level 4, then at level 0; the caches; prompts of 48, 32, 16, 8.
-    clock = Clock([[2, 1.01, 1, 9, 9, 9], [2, 1], [2, 1], [2, 1], [2, 1], [1, 1.5]])
+    # 64, 32, 128 and 256 weights at level 4, then at level 0; the caches; prompts of 48, 32, 16, 8.
+    clock = Clock([[2, 1.01, 1, 3, 9, 9, 9, 9], [2, 1], [2, 1], [2, 1], [2, 1], [1, 1.5]])
     monkeypatch.setattr("graphgen.measure.choices.measure", clock)
     found = built(folder, tmp_path / "out", capsys)
     picks = found["tuning"]["picks"]

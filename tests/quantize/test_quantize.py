@@ -560,8 +560,8 @@ def test_the_gpu_has_kernels_for_int4_only() -> None:
     [
         ("scheme is 'int2'; choose 'int8', 'int4' or 'weights8'", {"scheme": "int2"}),
         ("official is for training", {"scheme": "int4", "target": "official"}),
-        ("block_size is 48; choose 16, 32, 64 or 128", {"scheme": "int4", "block_size": 48}),
-        ("block_size is 0; choose 16, 32, 64 or 128", {"scheme": "int4", "block_size": 0}),
+        ("block_size is 48; choose 16, 32, 64, 128 or 256", {"scheme": "int4", "block_size": 48}),
+        ("block_size is 0; choose 16, 32, 64, 128 or 256", {"scheme": "int4", "block_size": 0}),
         ("target is 'tpu'; choose", {"scheme": "int8", "target": "tpu"}),
     ],
 )
