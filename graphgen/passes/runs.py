@@ -117,7 +117,8 @@ def _runs(graph: ir.Graph, bases: Iterable[int]) -> Iterator[tuple[int, Run]]:
     """From each base, the first sizes at which the graph runs."""
     feeds, whole = (ir.Model(graph.clone(), ir_version=10) for _ in range(2))
     values = zip(all_values(graph), all_values(whole.graph), strict=True)
-    tensors = [(a, b) for a, b in values if isinstance(b.type, ir.TensorType)]
+    free = [pair for pair in values if pair[0].const_value is None]
+    tensors = [(a, b) for a, b in free if isinstance(b.type, ir.TensorType)]
     integers = [(a, b) for a, b in tensors if b.dtype is not None and b.dtype.is_integer()]
     fixed = {a: s.numpy() for a, b in tensors if (s := b.shape) is not None and s.is_static()}
     unknown = [(a, b) for a, b in tensors if a not in fixed]
