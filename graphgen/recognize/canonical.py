@@ -145,7 +145,9 @@ def all_of_it(node: ir.Node) -> Rewrite | None:
     starts, ends, axes, *steps = [constant(v) for v in given] + [None] * (3 - len(given))
     if x is None or x.shape is None or node.outputs[0].is_graph_output():
         return None
-    if starts is None or ends is None or (axes is None and len(given) > 2) or None in steps:
+    if starts is None or ends is None or (axes is None and len(given) > 2):
+        return None
+    if any(step is None for step in steps):
         return None
     along = range(len(starts)) if axes is None else axes
     sizes = [x.shape[int(axis)] for axis in along]

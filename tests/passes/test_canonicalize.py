@@ -1,8 +1,10 @@
 """The canonical form: every rule by structure and value, and what it must leave alone."""
 
+import re
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 from small_models import as_in_a_file, relative_rms, run_plain
@@ -281,3 +283,28 @@ def test_a_folded_reduction_keeps_its_dtype(reduce: Any) -> None:
     assert best.graph.outputs[0].dtype == ir.DataType.INT32
     x = np.zeros(2, np.int32)
     assert gg.Session(best)(x=x) == gg.Session(model)(x=x)
+
+
+@pytest.mark.parametrize(
+    ("limits", "dropped"),
+    [
+        ("starts = {0, 0}, ends = {9223372036854775807, 8}, axes = {1, 2}, steps = {1, 1}", True),
+        ("starts = {0, 0}, ends = {2147483647, 8}, axes = {0, -1}, steps = {1, 1}", True),
+        ("starts = {0, 0}, ends = {2147483647, 8}, axes = {0, -1}, steps = {1, 2}", False),
+        ("starts = {0, 0}, ends = {2147483647, 7}, axes = {0, -1}, steps = {1, 1}", False),
+        ("starts = {0, 0}, ends = {100, 8}, axes = {0, -1}, steps = {1, 1}", False),
+        ("starts = {0, 0}, ends = {2147483647, -1}, axes = {0, -1}, steps = {1, 1}", False),
+        ("starts = {0, 1}, ends = {2147483647, 8}, axes = {0, -1}, steps = {1, 1}", False),
+    ],
+)
+def test_a_slice_of_all_elements_goes_and_no_other(limits: str, dropped: bool) -> None:
+    constants = ", ".join(f"int64[2] {one}" for one in re.split(r", (?=[a-z])", limits))
+    text = f"""<ir_version: 10, opset_import: ["": 21]>
+      g (float[b, s, 8] x) => (float[b, t, d] y) <{constants}> {{
+        part = Slice(x, starts, ends, axes, steps) y = Exp(part) }}"""
+    model = ir.from_proto(onnx.parser.parse_model(text))
+    x = np.random.default_rng(0).standard_normal((101, 3, 8), np.float32)
+    wanted = run_plain(model, {"x": x})[0]
+    canonical(model)
+    assert count_operators(model).get("Slice", 0) == (not dropped)
+    assert np.array_equal(run_plain(model, {"x": x})[0], wanted)
