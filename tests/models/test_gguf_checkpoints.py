@@ -359,6 +359,48 @@ def test_rotary_factors_become_a_configuration_and_are_compared_with_one(tmp_pat
         assert told in str(caught.value)
 
 
+def test_scaling_of_positions_is_compared_with_a_configuration(tmp_path: Path) -> None:
+    few, _ = checkpoints(tmp_path, "F16")
+    plain = open_gguf(few / "model.gguf")
+    own = "llama.rope.scaling."
+    linear = plain._replace(
+        fields={**plain.fields, f"{own}type": "linear", f"{own}factor": np.float32(4).item()}
+    )
+    yarn = {f"{own}type": "yarn", f"{own}factor": 4.0, f"{own}original_context_length": 64}
+    yarn_file = plain._replace(fields={**plain.fields, **yarn})
+    original = {"original_max_position_embeddings": 64}
+    for file, scaling, fits in (
+        (plain, None, True),
+        (plain, {"rope_type": "linear", "factor": 4.0}, False),
+        (plain, {"rope_type": "default"}, True),
+        (linear, {"rope_type": "linear", "factor": 4.0}, True),
+        (linear, {"type": "linear", "factor": 4}, True),
+        (linear, {"rope_type": "linear", "factor": 2.0}, False),
+        (linear, None, False),
+        (yarn_file, {"rope_type": "yarn", "factor": 4.0, **original}, True),
+        (yarn_file, {"rope_type": "yarn", "factor": 4.0}, True),
+        (yarn_file, {"rope_type": "yarn", "factor": 4.0, next(iter(original)): 128}, False),
+        (yarn_file, {"rope_type": "linear", "factor": 4.0}, False),
+    ):
+        config = Config({**FIELDS, "rope_scaling": scaling})
+        if fits:
+            read_gguf(file, config)
+            continue
+        with pytest.raises(GraphgenError, match="the two belong to different models"):
+            read_gguf(file, config)
+    made = config_fields(yarn_file)
+    assert made["rope_scaling"] == {"rope_type": "yarn", "factor": 4.0, **original}
+
+
+def test_a_string_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.gguf"
+    gguf(path, {"general.name": "Caf\u00e9 noir"}, {})
+    assert open_gguf(path).fields["general.name"] == "Café noir"
+    path.write_bytes(path.read_bytes().replace("é".encode(), b"\xe9 "))
+    with pytest.raises(GraphgenError, match="not UTF-8, as the format wants it"):
+        open_gguf(path)
+
+
 def test_files_that_do_not_fit_are_refused_in_one_line(tmp_path: Path) -> None:
     few, _ = checkpoints(tmp_path, "Q8_0")
     path = few / "model.gguf"

@@ -76,7 +76,12 @@ class _Reader:
     def string(self) -> str:
         if (length := self.take("Q")) > _LONGEST:
             raise ValueError(f"a string of {length} bytes")
-        return self.bytes(length).decode(errors="replace")
+        content = self.bytes(length)
+        try:
+            return content.decode()
+        except UnicodeDecodeError:
+            problem = f"holds {content[:24]!r}, a string that is not UTF-8, as the format wants it"
+            raise GraphgenError(f"{self.path} {problem}; convert the model again") from None
 
     def value(self, kind: int) -> Any:
         if kind == _STRING:

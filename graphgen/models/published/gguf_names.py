@@ -70,6 +70,9 @@ def read_gguf(file: Gguf, config: Config) -> dict[str, Weight]:
         if differ and own not in ("max_position_embeddings", "vocab_size"):
             problem = f"{arch}.{name} is {value!r:.40}, but {config.where} has {own} {wanted!r:.40}"
             raise GraphgenError(f"{path}: {problem}: they are of different models")
+    scaling = {n: fields[n] for n in fields if n.startswith(f"{arch}.{_SCALING}")}
+    own_scaling = {n.removeprefix(f"{arch}."): x for n, x in scaling.items() if x != "none"}
+    _check_scaling(file, _scaling(file, own_scaling) if own_scaling else {}, config)
     heads = {"q": "attention.head_count", "k": "attention.head_count_kv"}
     turned = {f"attn_{x}": fields.get(f"{arch}.{heads[x]}") for x in "qk" if arch == "llama"}
     found = dict[str, Weight]()
@@ -155,6 +158,26 @@ def _scaling(file: Gguf, given: dict[str, Any]) -> dict[str, Any]:
     if kind == "yarn" and length is not None:
         found["original_max_position_embeddings"] = length
     return found
+
+
+def _check_scaling(file: Gguf, found: dict[str, Any], config: Config) -> None:
+    """Raise an error if rope.scaling of the file is not that of the configuration.
+
+    Other kinds than linear and yarn have tensors of factors instead.
+    """
+    given = config.given("rope_scaling") or config.given("rope_parameters") or {}
+    kind = given.get("rope_type", given.get("type")) if isinstance(given, dict) else None
+    kind = kind if kind in ("linear", "yarn") else None
+    wanted = given if kind is not None else {}
+    length = "original_max_position_embeddings"
+    same = found.get("rope_type") == kind and (
+        kind is None or _close(found.get("factor"), wanted.get("factor"))
+    )
+    both = found.get(length), wanted.get(length)
+    if not same or (None not in both and not _close(*both)):
+        scaled = found or "no rope.scaling"
+        problem = f"has {scaled}, and {config.where} {wanted or 'neither linear nor yarn'}"
+        raise GraphgenError(f"{file.path} {problem}: the two belong to different models")
 
 
 def _check_factors(file: Gguf, weight: Weight, config: Config) -> None:
