@@ -75,9 +75,12 @@ def runtime_message(error: Exception | str) -> str:
     text = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : ", "", " ".join(str(error).split()))
     text = re.sub(r"(?<!\S)\S+\.(cc|h):\d+ ", "", text)  # from its start: else it takes n² steps
     text = _SIGNATURE.sub("", text)
-    return text + _NO_EMPTY if _EMPTY.search(text) else text
+    text += _NO_EMPTY if _EMPTY.search(text) else ""
+    return text + _NO_DEVICE if _LOST.search(text) else text
 
 
+_LOST = re.compile(r"\bdevice\]? (is|was) lost\b", re.IGNORECASE)
+_NO_DEVICE = "; start the program again: this process gets no other device"
 _SIGNATURE = re.compile(
     r"(?<!\S)(virtual )?[\w:<>]+ [\w:<>]+::\w+\([^()]*\)( const)?( \[with [^]]*\])? "
 )
