@@ -1,6 +1,6 @@
-"""Decoders that keep keys and values: in buffers in place, or in ones that grow."""
+"""Decoders that keep keys and values, and those that keep them in buffers in place."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,7 +10,7 @@ import numpy as np
 from graphgen.display import on_screen
 from graphgen.errors import GraphgenError
 from graphgen.generation.huge_pages import huge_pages
-from graphgen.generation.prefixes import PAYS, Beginning, beginnings, common, cost, pays
+from graphgen.generation.prefixes import Beginning, beginnings, pays
 from graphgen.operands import Array
 from graphgen.passes.decoding import KEPT
 from graphgen.passes.training.by_row import CHOICE
@@ -44,9 +44,12 @@ class Decoder:
     why they are copied into larger buffers at each step, or is empty; `bound` why a token's logits
     depend on the tokens that are read together with it. `user` is whoever started it last.
     Prompts of more than `turn` tokens are read whole: their angles follow the last token of a call.
-    `held` are the tokens that each row of the cache holds, if a later prompt may begin with them,
-    as far as `shares` allows it, and `shared` is how many tokens of the last prompts were there.
+    `held` are the tokens that each row of the cache holds. As far as `shares` allows it, a prompt
+    may begin with them; `shared` is how many tokens of the last prompts were there.
+    `together` says whether `extend` reads several rows in one call.
     """
+
+    together = False
 
     def __init__(self, session: Session, chunk: int = 512, note: str = "", bound: str = "") -> None:
         self.session, self.chunk, self.note, self.bound = session, chunk, note, bound
@@ -56,6 +59,7 @@ class Decoder:
         self.turn: int | None = None
         self.chosen = np.zeros(0, np.int64)
         self.shares, self.shared, self.held = True, 0, list[list[int]]()
+        self._lends = False  # whether a later prompt may begin with what is held
         self._logits = list(session.outputs).index("logits")
         huge_pages()
 
@@ -76,8 +80,10 @@ class Decoder:
         together with them. On a device, it was not measured what copies of the cache cost.
         """
         turns = self.turn is not None and max(map(len, rows)) + more > self.turn
-        held, self.held = self.held, []  # until the new ones are read
-        if not self.shares or self.bound or turns or self.session.plan.device != "cpu":
+        held, self.held = self.held if self._lends else [], []  # until the new ones are read
+        on_cpu = self.session.plan.device == "cpu"
+        self._lends = self.shares and not self.bound and not turns and on_cpu
+        if not self._lends:
             return {}
         return beginnings(rows, chosen, held, self.chosen, among=among)
 
@@ -86,9 +92,9 @@ class Decoder:
         with on_host(self.past[name]) as array:
             return array[row, :, part]
 
-    def _hold(self, rows: Sequence[Sequence[int]], copies: Array, known: Sized) -> None:
-        """Note what the rows of the cache hold, if anything may be `known` of it later."""
-        self.held = [[*rows[row]] for row in copies] if known else []
+    def _hold(self, rows: Sequence[Sequence[int]], copies: Array) -> None:
+        """Note what the rows of the cache hold."""
+        self.held = [[*rows[row]] for row in copies] if rows else []
 
     def _holds_more(
         self, tokens: Iterable[Iterable[int]], rows: Sequence[int] | None = None
@@ -242,7 +248,7 @@ class InPlace(Decoder):
         self._bind(capacity)
         if beams > 1:
             self.reorder(rows_of)
-        self._hold(rows, rows_of, known)
+        self._hold(rows, rows_of)
         return logits[rows_of]
 
     def _part(
@@ -331,123 +337,13 @@ class InPlace(Decoder):
         for buffer in self.past.values() if len(changed) else ():
             with on_host(buffer) as array:
                 array[changed, :, :longest] = array[rows[changed], :, :longest]
-        self._hold(held, rows, held)
+        self._hold(held, rows)
 
     def keep(self, rows: Array) -> None:
         self.reorder(rows)
         self.lengths, self.chosen = self.lengths[rows], self.chosen[rows]
         self.past = self._picked(slice(len(rows)))
         self._bind(next(iter(self.past.values())).shape[2])
-
-
-class Growing(Decoder):
-    """A cache that is copied into a larger one at each step; prompts are padded on the left."""
-
-    mask: Array
-    length: int
-
-    def start(
-        self,
-        rows: Sequence[Sequence[int]],
-        more: int,
-        beams: int = 1,
-        chosen: Array | None = None,
-    ) -> Array:
-        chosen = np.zeros(len(rows), np.int64) if chosen is None else chosen
-        ids, mask = together(rows, left=True)
-        size, chunk = ids.shape[1], self._parts(ids.shape[1])
-        known = self._known(rows, more, chosen, among=False)
-        begin = self._begin(rows, known, more, chosen) if known else 0
-        past = {n: np.zeros(sized(t, len(rows), begin), t.dtype) for n, t in self.caches.items()}
-        self.shared = 0
-        for row, old in known.items() if begin else ():  # they end together, so do their beginnings
-            count, at = max(0, len(rows[row]) - size + begin), 0
-            if count:
-                at = self.length - int(self.mask[old.of].sum())
-            for name, array in past.items():
-                array[row, :, begin - count :] = self._old(name, old.of, slice(at, at + count))
-            self.shared += count
-        self.past = {name: self.session.place(array) for name, array in past.items()}
-        self.mask, self.length, self.chosen, logits = mask[:, :begin], begin, chosen, np.empty(0)
-        for at in range(begin, size, chunk):
-            logits = self._grow(ids[:, at : at + chunk], mask[:, at : at + chunk])[:, -1]
-        rows_of = np.repeat(np.arange(len(rows)), beams)
-        if beams > 1:
-            self.reorder(rows_of)
-        self._hold(rows, rows_of, known)
-        return logits[rows_of]
-
-    def _begin(
-        self,
-        rows: Sequence[Sequence[int]],
-        known: dict[int, Beginning],
-        more: int,
-        chosen: Array,
-    ) -> int:
-        """How many columns need not be read, because the cache holds them for all rows.
-
-        What all rows have in common is read here, as a row of its own, if that pays.
-        """
-        size, count = max(map(len, rows)), len(rows)
-        chunk = self._parts(size)
-        # Each row reads as many tokens as the one that has most to read.
-        own = max(len(row) - known[r].same for r, row in enumerate(rows))
-        best = cost(own, chunk, count)
-        same = min(common(rows[0][:-1], row[:-1]) for row in rows) if len({*chosen}) == 1 else 0
-        if cost(same, chunk) + cost(size - same, chunk, count) < PAYS * best:
-            self.start([rows[0][:same]], more, 1, chosen[:1])
-            self.held = []
-            known |= dict.fromkeys(known, Beginning(0, same, False))
-            return same
-        return size - own if best < PAYS * cost(size, chunk, count) else 0
-
-    def step(self, tokens: Array) -> Array:
-        logits = self._grow(tokens[:, None], np.ones((len(tokens), 1), bool))[:, -1]
-        self._holds_more(tokens[:, None])
-        return logits
-
-    def apart(self, rows: int) -> str:
-        if rows > 1:
-            return f"all rows of the cache grow together ({self.note}): give one prompt at a time"
-        return ""
-
-    def extend(self, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> list[Array]:
-        ids = np.array(tokens)
-        found = [*self._grow(ids, np.ones(ids.shape, bool), ids.shape[1])]
-        self._holds_more(tokens)
-        return found
-
-    def forget(self, row: int, count: int) -> None:
-        if count:
-            self._holds_less(row, count)
-            self.length -= count
-            self.mask = self.mask[:, : self.length]
-            self.past = self._picked((slice(None), slice(None), slice(self.length)))
-
-    def _grow(self, ids: Array, mask: Array, kept: int = 1) -> Array:
-        """The last logits after more tokens, (R, T)."""
-        self.length += ids.shape[1]
-        self.mask = np.concatenate([self.mask, mask], 1)
-        places = np.maximum(self.mask.cumsum(1) - 1, 0)[:, -ids.shape[1] :]
-        feeds = {"input_ids": ids, MASK: self.mask, "position_ids": places, CHOICE: self.chosen}
-        larger = self._caches(len(ids))
-        logits = self._run(feeds, self.past, larger, kept)
-        self.past = larger
-        return logits
-
-    def _caches(self, rows: int) -> dict[str, Buffer]:
-        """Room for the keys and values of that many rows, as long as they are now."""
-        new = {n: np.empty(sized(t, rows, self.length), t.dtype) for n, t in self.caches.items()}
-        return {name: self.session.place(array) for name, array in new.items()}
-
-    def reorder(self, rows: Array) -> None:
-        held, self.held = self.held, []
-        self.past = self._picked(rows)
-        self.mask, self.chosen = self.mask[rows], self.chosen[rows]
-        self._hold(held, rows, held)
-
-    def keep(self, rows: Array) -> None:
-        self.reorder(rows)
 
 
 def together(rows: Sequence[Sequence[int]], *, left: bool = False) -> tuple[Array, Array]:

@@ -19,11 +19,11 @@ from graphgen.generation.caches import (
     PAST,
     PRESENT,
     Decoder,
-    Growing,
     InPlace,
     Reader,
 )
 from graphgen.generation.encoder_decoders import EncoderDecoder
+from graphgen.generation.growing import Growing
 from graphgen.generation.huge_pages import side_by_side
 from graphgen.generation.speech import FEATURES
 from graphgen.graph import ModelLike, model_in, present_inputs

@@ -264,7 +264,8 @@ class Generation:
         """Guesses by a draft model, or by prompt lookup."""
         draft, most = self._generator.draft, self.options.num_speculative_tokens or GUESSES
         if draft is None:
-            return Speculation(Lookup(len(self.prompts)), most)
+            guesser: Lookup | Draft = Lookup(len(self.prompts))
+            return Speculation(guesser, most, together=self._decoder.together)
         context, copies = draft.context, dict[int, np.random.Generator]()
         longest = max(map(len, self._begin))
         if context is not None and longest >= context:
@@ -280,7 +281,7 @@ class Generation:
 
         draft.decoder.user = self
         guesser = Draft(draft.decoder, self._begin, self._most, choose, context=context)
-        return Speculation(guesser, most)
+        return Speculation(guesser, most, together=self._decoder.together)
 
     def _taken(self, scores: Array, random: np.random.Generator) -> int:
         """The likeliest token, or a drawn one."""

@@ -160,13 +160,14 @@ class Draft:
 class Speculation:
     """Decides how many guesses of each row are checked, by what that brings and costs here.
 
-    Checking k guesses takes 1 + s · k steps; s is the median of the last that were measured. Where
+    Checking k guesses takes 1 + s · k steps; s is the median of the last that were measured. Rows
+    are checked one behind the other, or `together`, each with as many tokens as the longest. Where
     that does not pay, a lookup is still followed, for nothing; a draft model rests, and is tried
     again after pauses that grow.
     """
 
-    def __init__(self, guesser: "Lookup | Draft", most: int) -> None:
-        self.guesser, self.most = guesser, most
+    def __init__(self, guesser: "Lookup | Draft", most: int, *, together: bool = False) -> None:
+        self.guesser, self.most, self._together = guesser, most, together
         self._steps: deque[float] = deque(maxlen=9)
         self._slopes: deque[float] = deque([0.1], maxlen=5)
         self._costs: deque[float] = deque([guesser.cost], maxlen=5)
@@ -186,7 +187,11 @@ class Speculation:
             gain, spent = min(gain, brings), spent + cost
         if len(self._steps) < 2:  # the first step also makes room
             return {}
-        together = 1 + median(self._slopes) * (len(rows) - 1)
+        slope = median(self._slopes)
+        together = 1 + slope * (len(rows) - 1)
+        if self._together:
+            guessing = median(self._costs) * sum(counts.values())
+            spent = 1 + slope * (len(rows) * (1 + max(counts.values())) - 1) + guessing
         pays = all(counts.values()) and gain * together > _GAIN * spent
         if not pays and self.guesser.blind and most > 0:
             self._waited += 1
@@ -205,11 +210,14 @@ class Speculation:
         return found
 
     def took(self, seconds: float, guesses: Mapping[int, Sequence[int]], rows: int) -> None:
-        """Learn from a step of `rows` rows, or from a check of guesses one row after the other."""
+        """Learn from a step of `rows` rows, or from a check of guesses."""
         count = sum(map(len, guesses.values()))
         slope = median(self._slopes)
         if not count:
             self._steps.append(seconds / (1 + slope * (rows - 1)))
+        elif self._together:
+            tokens = rows * (1 + max(map(len, guesses.values())))
+            self._slopes.append(max(0.0, (seconds / median(self._steps) - 1) / (tokens - 1)))
         else:
             steps = seconds / median(self._steps)
             self._slopes.append(max(0.0, (steps - len(guesses)) / count))

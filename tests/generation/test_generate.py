@@ -20,8 +20,9 @@ from graphgen.errors import GraphgenError
 from graphgen.export.folders import GENAI, MODEL, write_folder, write_genai
 from graphgen.generation import Generator, decoder as decoders
 from graphgen.generation.beams import Beams
-from graphgen.generation.caches import Growing, InPlace, sized
+from graphgen.generation.caches import InPlace, sized
 from graphgen.generation.config import ignored
+from graphgen.generation.growing import Growing
 from graphgen.generation.options import Options, read_options
 from graphgen.generation.prompts import says
 from graphgen.generation.sampling import draw, processed
