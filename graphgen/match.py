@@ -190,6 +190,7 @@ class Engine:
     context: Any = field(default=None, repr=False)
     applied: int = 0
     _failed: set[tuple[Rule, ir.Node]] = field(default_factory=set, repr=False)
+    _rules: Mapping[str, Sequence[Rule]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         n = self.stop_after
@@ -219,7 +220,7 @@ class Engine:
         `nodes`, only these are walked, and what nobody reads any more is left to a later pass. Keys
         of the rules are the operator of the node that they look at, or its name.
         """
-        named = {str(op): rules[op] for op in rules}
+        named = self._rules = {str(op): rules[op] for op in rules}
         walked = list(nodes_of(model.graph) if nodes is None else nodes)
         operators = map(operator_name, walked)
         report = PassReport(name, tried=Counter(op for op in operators if op in named))
@@ -325,7 +326,8 @@ class Engine:
                 continue
             for value in member.outputs if member is not node else ():
                 for user in () if value in rewrite.also else users_outside(value, inner, node):
-                    if user is not None and _takes(rule, user, tape.context):
+                    asked = user is not None and rule in self._rules.get(operator_name(user), ())
+                    if user is not None and asked and _takes(rule, user, tape.context):
                         continue
                     by = "a graph output" if user is None else user.name
                     reason = f"the result of {member.op_type} is used elsewhere, by {by}"

@@ -194,6 +194,9 @@ def _sliced(size: Dim, start: Dim, end: Dim, step: Dim, found: Dim) -> Dim | Non
     if not isinstance(step, int) or nested > _MOST_NESTED:
         return None
     if not isinstance(start, int) or not isinstance(end, int):
+        last = not isinstance(start, int) and isinstance(end, int) and end >= _FAR and step == 1
+        if last and same_dim(dim_of(f"-({start})"), size):
+            return size  # the last n of n
         if step != 1 or not _is_size(start) or not _is_size(end):
             return None
         far = isinstance(end, int) and end >= _FAR

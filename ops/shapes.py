@@ -25,6 +25,7 @@ from graphgen.ops.attention import expect_heads, expect_one_batch
 from graphgen.ops.linalg import labels_of
 from graphgen.ops.quantized import expect_scales
 from graphgen.ops.spatial_shapes import give_up
+from graphgen.rounded import FileSizes
 from graphgen.traits import Trait
 
 _NEVER_ONE = re.compile(r"([2-9]|\d\d+)(\*\w+)?")
@@ -112,13 +113,6 @@ def _check_concat(node: ir.Node) -> None:
             "all operands must have the same rank; add axes of size 1 with ops.unsqueeze"
         )
     expect_axis(axis, rank)
-    for i in range(rank):
-        fixed = {shape[i] for shape in shapes if isinstance(shape[i], int)}
-        if i != axis % rank and len(fixed) > 1:
-            raise ValueError(
-                f"dimension {i} differs: {sorted(fixed)}; "  # type: ignore[type-var]
-                f"only sizes of axis {axis} may differ"
-            )
 
 
 def _check_attention(node: ir.Node) -> None:
@@ -188,12 +182,24 @@ def _multiply(node: ir.Node, context: ShapeInferenceContext) -> None:
 
 @mends("Concat")
 def _join(node: ir.Node, context: ShapeInferenceContext) -> None:
-    """Joined operands have the same sizes on the other axes."""
-    shapes = [v.shape for v in node.inputs if v is not None and v.shape is not None]
-    axis = node.attributes["axis"].as_int()
+    """Joined operands have the same sizes on the other axes.
+
+    In a file, one without elements may have others: the runtime does not look at it.
+    """
+    every = [v.shape for v in node.inputs if v is not None and v.shape is not None]
+    axis, y = node.attributes["axis"].as_int(), node.outputs[0]
+    filled = [shape for shape in every if shape[axis] != 0]
+    shapes = filled if filled and isinstance(context, FileSizes) else every
     for i, dims in enumerate(zip(*shapes, strict=False)):
-        if i != axis % len(shapes[0]):
-            expect_same(dims, context)
+        if i == axis % len(shapes[0]):
+            continue
+        fixed = {d for d in dims if isinstance(d, int)}
+        if len(fixed) > 1:
+            problem = f"dimension {i} differs: {sorted(fixed)}"
+            raise ValueError(f"{problem}; only sizes of axis {axis} may differ")
+        expect_same(dims, context)
+        if y.shape is not None and len(shapes) < len(every):
+            y.shape = ir.Shape([dims[0] if j == i else d for j, d in enumerate(y.shape)])
 
 
 @mends("Squeeze")

@@ -62,7 +62,6 @@ from graphgen.record import current_tape
 from graphgen.traits import Trait
 from graphgen.value import Tensor, Value, adopt, graph_value, sizes_of
 
-_FAR = (1 << 31) - 1  # no axis is as long
 _NORMS = (softmax, log_softmax, layer_normalization, rms_normalization)
 
 
@@ -138,21 +137,24 @@ def nothing(node: ir.Node) -> Rewrite | None:
     return Rewrite(x, [x], f"{node.op_type} changes nothing", may_share=True)
 
 
+@canonical(concat)
+def without_empty(node: ir.Node) -> Rewrite | None:
+    """Drop parts without elements, such as an empty memory; their other sizes do not matter."""
+    axis = node.attributes["axis"].as_int()
+    parts = present_inputs(node)
+    kept = [x for x in parts if x.shape is None or x.shape[axis] != 0]
+    if not kept or len(kept) == len(parts):
+        return None
+    return Rewrite(concat(*map(adopt, kept), axis=axis), kept, "empty parts are not joined")
+
+
 @canonical(slice_)
 def all_of_it(node: ir.Node) -> Rewrite | None:
-    """Drop a slice from the first to the last element, as torch writes x[:, t] in a loop."""
-    x, *given = node.inputs
-    starts, ends, axes, *steps = [constant(v) for v in given] + [None] * (3 - len(given))
-    if x is None or x.shape is None or node.outputs[0].is_graph_output():
+    """Drop a slice that is as long as its operand, as torch writes x[:, t] in a loop."""
+    x, y, steps = node.inputs[0], node.outputs[0], node.inputs[4:]
+    if x is None or y.is_graph_output() or not same_shape(x.shape, y.shape):
         return None
-    if starts is None or ends is None or (axes is None and len(given) > 2):
-        return None
-    if any(step is None for step in steps):
-        return None
-    along = range(len(starts)) if axes is None else axes
-    sizes = [x.shape[int(axis)] for axis in along]
-    far = [size if isinstance(size, int) else _FAR for size in sizes]
-    if np.any(starts) or np.any(ends < far) or any(np.any(step != 1) for step in steps):
+    if any(step is not None and not np.all(constant(step) == 1) for step in steps):
         return None
     return Rewrite(x, [x], "Slice changes nothing", may_share=True)
 

@@ -170,6 +170,16 @@ def check_optimized(case: Case, proto: onnx.ModelProto, trials: list[Any], path:
             "m 4",
         ),
         ("float[n, 4] x, int64[1] k", "y = Slice (x, k, #[3], #[0])", "? 4"),
+        (
+            "float[n, 4] x",
+            "s = Shape <end = 1> (x) k = Neg (s) y = Slice (x, k, #[9223372036854775807], #[0])",
+            "n 4",
+        ),
+        (
+            "float[n, 4] x, float[m, 4] z",
+            "s = Shape <end = 1> (z) k = Neg (s) y = Slice (x, k, #[9223372036854775807], #[0])",
+            "? 4",
+        ),
         ("float[n, 4] x, float[m, 4] z", "c = Concat <axis = 0> (x, x) y = Add (z, c)", "2*n 4"),
         (
             "float[n, n] x",

@@ -8,6 +8,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 from onnx import parser
+from small_models import run_plain
 
 import graphgen as gg
 
@@ -195,3 +196,19 @@ def test_a_cast_to_a_dtype_of_another_value_need_not_saturate(tmp_path: Path) ->
 @pytest.mark.parametrize("flag", [True, False])
 def test_bodies_may_hold_tensors_without_elements(tmp_path: Path, flag: bool) -> None:
     check(EMPTY, tmp_path, x=X.reshape(3, 4), flag=np.array(flag))
+
+
+def test_a_part_without_elements_may_have_other_sizes(tmp_path: Any) -> None:
+    """As torchaudio's Emformer joins an empty memory: the runtime does not look at it."""
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    main (float[0, 3] none, float[n, 4] x, float[1, 4] z) => (float[m, 4] y) {
+      y = Concat <axis: int = 0> (none, x, z)
+    }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "empty.onnx")
+    model = gg.load(tmp_path / "empty.onnx")
+    assert model.graph.outputs[0].shape[1] == 4
+    best = gg.optimize(model).model
+    rng = np.random.default_rng(0)
+    x, z = (rng.normal(size=(n, 4)).astype(np.float32) for n in (3, 1))
+    [y] = run_plain(best, {"none": np.zeros((0, 3), np.float32), "x": x, "z": z})
+    np.testing.assert_array_equal(y, np.concatenate([x, z]))
