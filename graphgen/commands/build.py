@@ -281,6 +281,8 @@ def _of_checkpoint(options: argparse.Namespace, head: Any, folder: Path) -> _Sou
 
     from graphgen.export.precision import DTYPES
     from graphgen.models.published import from_folder
+    from graphgen.models.published.gguf import open_gguf
+    from graphgen.models.published.gguf_like import differences
     from graphgen.nn import count_parameters
 
     dtype = DTYPES[options.dtype] or ir.DataType.FLOAT
@@ -295,6 +297,8 @@ def _of_checkpoint(options: argparse.Namespace, head: Any, folder: Path) -> _Sou
     if ignored := found.config.ignored:
         fields = ", ".join(ignored)
         remarks.append(f"{found.config.where}: {fields} without effect on the results: ignored")
+    if more["gguf"] is not None and options.like is not None:
+        remarks += differences(open_gguf(more["gguf"]), folder)
     if found.fresh is not None:
         remarks.append(found.fresh.line())
     kind = found.config.model_type

@@ -24,6 +24,7 @@ from graphgen.errors import GraphgenError
 from graphgen.models.published import from_folder
 from graphgen.models.published.config import Config
 from graphgen.models.published.gguf import open_gguf
+from graphgen.models.published.gguf_like import differences
 from graphgen.models.published.gguf_names import config_fields, read_gguf
 from graphgen.models.published.gguf_tokenizer import tokenizer_files
 from graphgen.quantize.effect import feeds_of
@@ -390,6 +391,36 @@ def test_scaling_of_positions_is_compared_with_a_configuration(tmp_path: Path) -
             read_gguf(file, config)
     made = config_fields(yarn_file)
     assert made["rope_scaling"] == {"rope_type": "yarn", "factor": 4.0, **original}
+
+
+def test_the_tokenizer_of_a_folder_is_compared_with_that_of_the_file(tmp_path: Path) -> None:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens = [*alphabet, "ab", "abc", "12", "Ġa"]
+    fields = {"model": "gpt2", "tokens": tokens, "merges": ["a b", "ab c", "1 2", "Ġ a"]}
+    found = {}
+    for pre in ("gpt-2", "smollm", "unknown"):
+        path = tmp_path / f"{pre}.gguf"
+        named = {f"{OWN}{n}": x for n, x in {**fields, "pre": pre}.items()}
+        gguf(path, {"general.architecture": "qwen2", **named}, {})
+        found[pre] = open_gguf(path)
+    made = tokenizer_files(found["gpt-2"])["tokenizer.json"]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(made))
+    assert differences(found["gpt-2"], tmp_path) == []
+    [cut] = differences(found["smollm"], tmp_path)
+    assert "cuts a text into '1' where" in cut and "has '12'; the latter is used" in cut
+    [unknown] = differences(found["unknown"], tmp_path)
+    assert "tokenizer.ggml.pre 'unknown' was not compared" in unknown
+    for turned, problem in ((1, None), (40, "the two belong to different models")):
+        words = [*tokens[turned:][::-1], *tokens[:turned]] if problem else [*tokens]
+        words[0] = words[0] if problem else "other"
+        file = found["unknown"]._replace(fields={**found["unknown"].fields, f"{OWN}tokens": words})
+        if problem is None:
+            first, _ = differences(file, tmp_path)
+            assert "1 of 260 tokens are others" in first and "token 0 is 'other'" in first
+            continue
+        with pytest.raises(GraphgenError, match=problem):
+            differences(file, tmp_path)
+    assert differences(found["gpt-2"], tmp_path / "absent") == []
 
 
 def test_a_string_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
