@@ -111,8 +111,11 @@ def write_checkpoint(
     weights: Mapping[str, ir.TensorProtocol],
     fields: Mapping[str, Any],
     most: int,
+    inside: Mapping[str, Mapping[str, ir.TensorProtocol]] | None = None,
 ) -> Path:
     """Write the folder of a checkpoint: weights, and the files about it that `source` has.
+
+    `inside` are weights of folders in it, instead of those that `source` has there.
 
     `fields` replace those that its config.json has. Weights of more than `most` bytes are several
     files and an index, as transformers writes them; one weight at a time is in memory. The folder
@@ -138,6 +141,9 @@ def write_checkpoint(
             for name, part in zip(names, parts, strict=True):
                 with (folder / name).open("wb") as stream:
                     safetensors.write(stream, part, {"format": "pt"})
+            for place, own in (inside or {}).items():
+                with (folder / place / "model.safetensors").open("wb") as stream:
+                    safetensors.write(stream, own, {"format": "pt"})
             if len(parts) > 1:
                 size = sum(tensor.nbytes for tensor in weights.values())
                 listed = {n: file for file, part in zip(names, parts, strict=True) for n in part}

@@ -17,8 +17,13 @@ from graphgen.export.read import load
 from graphgen.export.trained import parameters_of, trained_model
 from graphgen.files import path_of
 from graphgen.graph import model_in, produced_by
-from graphgen.models.published import find_family
-from graphgen.models.published.back import Checkpoint as Stored, stored_weights
+from graphgen.models.published import EMBEDS, find_family
+from graphgen.models.published.back import (
+    STAGES,
+    Checkpoint as Stored,
+    stored_stages,
+    stored_weights,
+)
 from graphgen.models.published.config import Config
 from graphgen.operands import Array, to_dtype
 from graphgen.passes.training.adapters import Linear, check_finite, linears, sites_of
@@ -82,11 +87,19 @@ def to_checkpoint(
         own = {n: x for n, x in parameters.items() if len(models) == 1 or n in names}
         models[i] = model_in(trained_model(models[i], own, out.name), "export")
     config = Config.read(folder / "config.json")
-    made = stored_weights(config, find_family(config), models, kind, updates)
+    family = find_family(config)
+    made = stored_weights(config, family, models, kind, updates)
+    stages = dict[str, Stored]()
+    if any(name.startswith(STAGES) for own in known for name in own):
+        features = family.tasks[EMBEDS](config).features
+        stages = stored_stages(folder, features, models, kind, updates)
     name = None if kind is None else kind.numpy().name
     fields: dict[str, Any] = {field: name for field in ("dtype", "torch_dtype") if name}
-    write_checkpoint(folder, out, made.weights, fields, shard)
-    return made
+    write_checkpoint(
+        folder, out, made.weights, fields, shard, {n: own.weights for n, own in stages.items()}
+    )
+    rounded = [f"{place}/{name}" for place, own in stages.items() for name in own.rounded]
+    return made._replace(rounded=[*made.rounded, *rounded])
 
 
 def _updates(

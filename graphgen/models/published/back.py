@@ -2,10 +2,10 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from itertools import product
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -13,19 +13,21 @@ import onnx_ir as ir
 from graphgen.errors import GraphgenError
 from graphgen.graph import constant, parameters
 from graphgen.models.published.config import Config
-from graphgen.models.published.weights import Stack, converted, lazily, unstacked
-from graphgen.nn.module import Module, Parameter, members
+from graphgen.models.published.family import Family
+from graphgen.models.published.joined import joined, parameters_in
+from graphgen.models.published.sentence import sentence_head, stage_folders
+from graphgen.models.published.weights import converted, lazily, read_weights
 from graphgen.operands import Array
-from graphgen.parts import Part
 from graphgen.safetensors import Weight
-
-if TYPE_CHECKING:
-    from graphgen.models.published.family import Family
 
 STORED = "graphgen.stored"
 """Metadata of a checkpoint's graph: a JSON object with its `task`, what the checkpoint has `stored`
 if that decides about the architecture, the `dtype` of most of its weights and the `dtypes` of
 others, and whether its names are `bare`, without the prefix of the body."""
+
+
+STAGES = "head.stages."
+"""How parameters of modules of sentence-transformers begin."""
 
 
 class Checkpoint(NamedTuple):
@@ -49,35 +51,29 @@ def note(task: str, stored: Mapping[str, Weight], *, several: bool, bare: bool) 
 
 def stored_weights(
     config: Config,
-    family: "Family",
+    family: Family,
     models: Sequence[ir.Model],
     dtype: ir.DataType | None = None,
     updates: Mapping[str, Callable[[Array], Array]] | None = None,
 ) -> Checkpoint:
     """The weights of a checkpoint of its graphs: in `dtype`, or as each was stored.
 
+    Those of modules of sentence-transformers are not among them: see `stored_stages`.
+
     `updates` make a new parameter of the old one, by its name.
 
     Raises GraphgenError for graphs that do not say what they were built from, or lack weights.
     """
-    where, noted, arrays = config.where, _Noted("", "FLOAT", {}, False, ()), dict[str, Array]()
+    where, noted, arrays = config.where, _Noted("", "FLOAT", {}, False, ()), _floats(models)
     for model in models:
         noted = _Noted.of(model, where)
-        own = {name: constant(value) for name, value in parameters(model.graph).items()}
-        arrays |= {n: x for n, x in own.items() if x is not None and x.dtype == np.float32}
-    if any(name.startswith("head.stages.") for name in arrays):
-        raise GraphgenError(
-            f"{where}: the graph next to it has modules of sentence-transformers with weights of "
-            "their own, such as Dense, which are not written back; build it from a folder whose "
-            "modules.json lists none"
-        )
     if noted.task not in family.tasks:
         raise GraphgenError(
             f"{where}: {config.model_type} has no task {noted.task!r}; build the folder again"
         )
     config.stored = frozenset(noted.stored)
     module = family.tasks[noted.task](config)
-    shapes = {path: item.shape for path, item in _parameters(module)}
+    shapes = {path: item.shape for path, item in parameters_in(module)}
     if wrong := [p for p, shape in shapes.items() if p not in arrays or arrays[p].shape != shape]:
         more = f" and {len(wrong) - 4} more" if len(wrong) > 4 else ""
         raise GraphgenError(
@@ -85,27 +81,68 @@ def stored_weights(
             "of its size: they are in few bits or half precision, or of another configuration; "
             "build the folder without --quantize and --dtype"
         )
-    added = updates or {}
-
-    def read(path: str) -> Array:
-        return added[path](arrays[path]) if path in added else arrays[path]
-
-    weights, rounded = dict[str, ir.TensorProtocol](), list[str]()
-
-    def stored(name: str, kind: ir.DataType, make: Callable[[], Array]) -> Array:
-        array = make()
-        made = converted(array, kind, name)
-        if made.dtype != array.dtype and not np.array_equal(made.astype(array.dtype), array):
-            rounded.append(name)
-        return made
-
-    for name, (shape, make) in _joined(family, module, shapes, read).items():
+    read, weights, rounded = _read(arrays, updates), dict[str, ir.TensorProtocol](), list[str]()
+    for name, (shape, make) in joined(family, module, shapes, read).items():
         short = name.removeprefix(family.prefix)
         kept = noted.dtypes.get(name, noted.dtypes.get(short, noted.dtype))
         kind = ir.DataType[kept] if dtype is None else dtype
         given = short if noted.bare else name
-        weights[given] = lazily(shape, kind, given, partial(stored, name, kind, make))
+        weights[given] = lazily(shape, kind, given, partial(_stored, name, kind, make, rounded))
     return Checkpoint(weights, rounded)
+
+
+def stored_stages(
+    folder: Path,
+    features: int,
+    models: Sequence[ir.Model],
+    dtype: ir.DataType | None = None,
+    updates: Mapping[str, Callable[[Array], Array]] | None = None,
+) -> dict[str, Checkpoint]:
+    """The weights of what follows an encoder of so many features in a folder of sentences.
+
+    They are by the folders of these modules, which `folder` has, with their names and dtypes.
+    """
+    read, found = _read(_floats(models), updates), dict[str, Checkpoint]()
+    family, named = Family(tasks={}, names={}), sentence_head(folder, features, ir.DataType.FLOAT)
+    stages = named[0].stages if named else []
+    for number, (place, stage) in enumerate(zip(stage_folders(folder), stages, strict=True)):
+        shapes = {path: item.shape for path, item in parameters_in(stage)}
+        kinds = {n: w.dtype for n, w in read_weights(folder / place).items()} if shapes else {}
+        own, weights = list[str](), dict[str, ir.TensorProtocol]()
+        of_stage = partial(_of_stage, read, number)
+        for name, (shape, make) in joined(family, stage, shapes, of_stage).items():
+            kind = kinds[name] if dtype is None else dtype
+            weights[name] = lazily(shape, kind, name, partial(_stored, name, kind, make, own))
+        if weights:
+            found[place] = Checkpoint(weights, own)
+    return found
+
+
+def _of_stage(read: Callable[[str], Array], number: int, path: str) -> Array:
+    return read(f"{STAGES}{number}.{path}")
+
+
+def _floats(models: Sequence[ir.Model]) -> dict[str, Array]:
+    """The parameters of graphs that are in float32."""
+    own = ((n, constant(v)) for model in models for n, v in parameters(model.graph).items())
+    return {name: x for name, x in own if x is not None and x.dtype == np.float32}
+
+
+def _read(
+    arrays: Mapping[str, Array], updates: Mapping[str, Callable[[Array], Array]] | None
+) -> Callable[[str], Array]:
+    """What reads a parameter, with its update if it has one."""
+    added = updates or {}
+    return lambda path: added[path](arrays[path]) if path in added else arrays[path]
+
+
+def _stored(name: str, kind: ir.DataType, make: Callable[[], Array], rounded: list[str]) -> Array:
+    """A weight in the dtype that it is stored in; `rounded` gets its name if that loses bits."""
+    array = make()
+    made = converted(array, kind, name)
+    if made.dtype != array.dtype and not np.array_equal(made.astype(array.dtype), array):
+        rounded.append(name)
+    return made
 
 
 class _Noted(NamedTuple):
@@ -136,61 +173,3 @@ class _Noted(NamedTuple):
                 "folder again with graphgen build"
             ) from None
         return found
-
-
-def _parameters(module: Module) -> Iterator[tuple[str, Parameter]]:
-    return ((path, item) for path, item in members(module) if isinstance(item, Parameter))
-
-
-_Made: TypeAlias = tuple[tuple[int, ...], Callable[[], Array]]
-"""The shape of an array, and what makes it."""
-
-
-def _joined(
-    family: "Family",
-    module: Module,
-    shapes: Mapping[str, tuple[int, ...]],
-    read: Callable[[str], Array],
-) -> dict[str, _Made]:
-    """The checkpoint's weights: what `Family.weights` takes apart, stacks and transposes."""
-    turning = family.turned(module)
-    found, parts, turned = dict[str, _Made](), dict[str, dict[str, Part]](), set[str]()
-    for path, source in family.sources(module).items():
-        shape = shapes[path]
-        if isinstance(source, Stack):
-            size = (shape[1] // len(source.names), *shape[2:])
-            for row, (i, name) in product(range(shape[0]), enumerate(source.names)):
-                found[name.format(row)] = size, partial(_row, read, path, row, source, i)
-            continue
-        if path in turning:
-            turned.add(source.name)
-        if source.of == source.width:
-            parts[source.name] = {path: source}
-        else:
-            parts.setdefault(source.name, {})[path] = source
-    for name, own in parts.items():
-        path, part = next(iter(own.items()))
-        before = shapes[path]
-        whole = (*before[:-1], part.whole(before[-1])) if before else before
-        assert sum(shapes[p][-1] for p in own if before) == sum(whole[-1:]), name
-        size = (*whole[:-2], *whole[:-3:-1]) if name in turned else whole
-        found[name] = size, partial(_whole, read, own, whole, name in turned)
-    return found
-
-
-def _row(read: Callable[[str], Array], path: str, row: int, source: Stack, number: int) -> Array:
-    return unstacked(read(path)[row], source)[number]
-
-
-def _whole(
-    read: Callable[[str], Array], parts: Mapping[str, Part], shape: tuple[int, ...], turned: bool
-) -> Array:
-    """A weight that is stored as one, of its parts."""
-    [(path, part), *more] = parts.items()
-    if not more and part.of == part.width:
-        array = read(path)
-    else:
-        array = np.zeros(shape, np.float32)
-        for path, part in parts.items():
-            array[..., part.outputs(shape[-1])] = read(path)
-    return np.swapaxes(array, -1, -2) if turned else array

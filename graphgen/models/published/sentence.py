@@ -81,6 +81,11 @@ def sentence_head(
     return SentenceVectors(poolings, stages), weights
 
 
+def stage_folders(folder: Path) -> list[str]:
+    """The folders of what follows the pooling in modules.json, which `sentence_head` has read."""
+    return [str(entry["path"]) for entry in read_json(folder / "modules.json", list)[2:]]
+
+
 def _config(path: Path, kind: str, fields: dict[str, Any]) -> Config:
     return Config({"model_type": kind, **fields}, str(path))
 
