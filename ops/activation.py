@@ -64,11 +64,11 @@ def gelu_slope(x: Tensor, approximate: str) -> tuple[Tensor, Tensor]:
         square = x * x
         z = ((0.044715 * _SQRT_2_OVER_PI) * square + _SQRT_2_OVER_PI) * x
         twice = (6 * 0.044715 * _SQRT_2_OVER_PI) * square + 2.0 * _SQRT_2_OVER_PI  # 2 z'
-        phi = 0.5 * (1.0 + tanh(z))  # Φ' = 2 Φ (1 - Φ) z'
+        phi = hard_sigmoid(tanh(z), alpha=0.5)  # (1 + tanh z) / 2; Φ' = 2 Φ (1 - Φ) z'
         return phi + (1.0 - phi) * (x * phi) * twice, phi
     s = x * math.sqrt(0.5)
     density = s * exp(-0.5 * math.log(math.pi) - s * s)  # first: then less is alive at a time
-    phi = 0.5 * (1.0 + erf(s))
+    phi = hard_sigmoid(erf(s), alpha=0.5)  # (1 + erf s) / 2, in one pass
     return density + phi, phi
 
 
