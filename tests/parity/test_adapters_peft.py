@@ -85,6 +85,7 @@ def logits_of(model: Any, batch: dict[str, Any]) -> Any:
         ("gpt2", True, "int8"),
         ("llama", True, "int4"),
         ("llama", True, None),
+        ("t5", True, None),
     ],
 )
 def test_fifty_steps_and_files_both_ways(kind: str, dora: bool, base: Any, tmp_path: Path) -> None:
