@@ -154,6 +154,69 @@ def test_fifty_steps_and_files_both_ways(kind: str, dora: bool, base: Any, tmp_p
         assert relative_rms(wanted, mine) < 1e-5
 
 
+def test_dora_drops_out_where_peft_does(tmp_path: Path) -> None:
+    """PEFT with the masks of ours: x W keeps all of x, and what is added to it does not."""
+    import peft
+    import torch
+
+    from graphgen.passes.training.adapters import _SITES
+
+    kind, rate, seed = "llama", 0.3, 5
+    model, batches = model_of(kind), batches_of(kind)[:10]
+    example = {n: torch.tensor(x) for n, x in batches[0].items() if n != "labels"}
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        path = str(tmp_path / "m.onnx")
+        torch.onnx.export(
+            model, (), path, kwargs=example, dynamo=True, optimize=False, output_names=["logits"]
+        )
+    lora = gg.LoRA(rf"\.({'|'.join(TARGETS[kind])})$", 4, alpha=8, dora=True, dropout=rate)
+    optimizer = gg.AdamW(weight_decay=0.0)
+    gg.artifacts(path, tmp_path / "art", lora=lora, optimizer=optimizer, output="logits")
+    found = Checkpoint.load(tmp_path / "art/checkpoint")
+    start, adapter = found.trainable, Adapter.of(found, "")
+    assert adapter is not None
+    products = {"q_proj": 0, "v_proj": 2, "down_proj": 6}  # of the seven of a layer
+    config = peft.LoraConfig(
+        r=4, lora_alpha=8, target_modules=TARGETS[kind], use_dora=True, lora_dropout=rate
+    )
+    theirs, now = peft.get_peft_model(model, config).train(), [0]
+
+    class Masked(torch.nn.Module):
+        def __init__(self, site: int) -> None:
+            super().__init__()
+            self.site = np.asarray(_SITES + site, np.int64)
+
+        def forward(self, x: Any) -> Any:
+            ones, step = np.ones(x.shape, np.float32), np.asarray(now[0], np.int64)
+            given = np.asarray(rate, np.float32), np.asarray(seed, np.int64), step, self.site
+            return x * torch.tensor(np.asarray(gg.ops.dropout(ones, *given)))
+
+    layers = dict(theirs.named_modules())
+    for name in adapter.modules:
+        layer, (*_, number, _, product) = layers[f"base_model.model.{name}"], name.split(".")
+        assert isinstance(layer.lora_dropout["default"], torch.nn.Dropout)
+        layer.lora_dropout["default"] = Masked(7 * int(number) + products[product])
+    trained = {n: p for n, p in theirs.named_parameters() if p.requires_grad}
+    with torch.no_grad():
+        for name, parameter in trained.items():
+            own = name.removeprefix("base_model.model.").replace(".default", "")
+            own = own.removesuffix(".weight") if "magnitude" in own else own
+            parameter.copy_(torch.tensor(start[own]))
+    schedule = gg.schedule.constant(RATE)
+    trainer = gg.Trainer(tmp_path / "art", schedule=schedule, threads=1, seed=seed)
+    history = trainer.fit(batches, steps=len(batches), progress=False)
+    adam = torch.optim.AdamW(trained.values(), lr=RATE, weight_decay=0.0)
+    losses = []
+    for now[0], batch in enumerate(batches):
+        logits, labels = logits_of(theirs, batch), torch.tensor(batch["labels"])
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten())
+        loss.backward()
+        adam.step()
+        adam.zero_grad()
+        losses.append(loss.item())
+    np.testing.assert_allclose([line["loss"] for line in history], losses, rtol=1e-4)
+
+
 FOLDERS = {
     "llama": ("query|value|down", CAUSAL["llama"], None),
     "gpt2": ("query|value|up", CAUSAL["gpt2"], None),  # two of the three parts of c_attn
