@@ -123,8 +123,8 @@ def test_a_layer_that_is_wrong_in_its_place_alone_is_rolled_back(
     """What is measured before is right: only the recording for the graph is not."""
     found = graphgen.quantize.product
 
-    def product(site: Any, *given: Any) -> Any:
-        y = found(site, *given)
+    def product(site: Any, *given: Any, **how: Any) -> Any:
+        y = found(site, *given, **how)
         return y * 1.5 if where_is(site.end) == f"layers.{GUILTY}" else y
 
     verified, report = quantize(model, scheme, verify=True)
@@ -147,8 +147,8 @@ def test_a_layer_that_does_not_run_or_that_nothing_verified_stays_in_float(
 ) -> None:
     found, one = graphgen.quantize.product, np.ones(1, np.float32)
 
-    def product(site: Any, *given: Any) -> Any:
-        y = found(site, *given)
+    def product(site: Any, *given: Any, **how: Any) -> Any:
+        y = found(site, *given, **how)
         guilty = where_is(site.end) == f"layers.{GUILTY}"
         return y * ops.gather(one, ops.dim(y, 0) + 5) if guilty else y
 
