@@ -27,7 +27,7 @@ from graphgen.recognize.algebra import (
     unify,
 )
 from graphgen.recognize.axes import LAYOUT
-from graphgen.recognize.formula import Expression, is_open, sources
+from graphgen.recognize.formula import Expression, axes_of, is_open, sources
 from graphgen.record import recording
 from graphgen.value import Tensor, Value, adopt
 
@@ -147,7 +147,8 @@ class Pattern:
     def _rewrite(self, x: ir.Value, found: Found, expression: Expression) -> Rewrite | None:
         axes, bound = found.get("axes", (-1,)), {x, *found.values()}
         # Infinity does not cancel, nor does a number so large that x is lost: only a maximum may.
-        if not all(v in bound or _is_maximum(v) for v in expression.leaves):
+        others = [v for v in expression.leaves if v not in bound]
+        if not all(_is_maximum(v) and _is_one(v, axes) for v in others):
             return None
         if axes != (tuple(range(-len(axes), 0)) if self.stashes else axes[:1]):
             return None
@@ -167,6 +168,15 @@ class Pattern:
         result = self.op(adopt(x), *gains, **attributes)
         result = result if factor == 1 else result * factor
         return Rewrite(result, list(expression.leaves), f"{self.op.name}{attribute}")
+
+
+def _is_one(value: ir.Value, axes: tuple[int, ...]) -> bool:
+    """Whether a value has one element along axes, so that it leaves sums along them."""
+    shape = value.shape
+    if shape is None:
+        made = produced_by(value, "ReduceMax")
+        return made is not None and {*axes} <= {*(axes_of(made) or ())}
+    return all(-axis > len(shape) or shape[axis] == 1 for axis in axes)
 
 
 def _is_maximum(value: ir.Value | None) -> bool:

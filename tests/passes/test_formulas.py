@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 from formulas import ALIKE, BFLOAT16, FOUND, Formula, misaligned, repeated_sum, two_axes, unit
@@ -167,3 +168,18 @@ def test_who_asks_for_an_overflow_sees_it() -> None:
     assert "Softmax" not in count_operators(best.model)
     x = np.linspace(0.0, 400.0, 8, dtype=np.float32)[None]
     assert np.array_equal(run_plain(best.model, {"x": x})[0], run_plain(model, {"x": x})[0])
+
+
+@pytest.mark.parametrize(("largest", "summed"), [(3, 0), (0, 3), (3, 3)])
+def test_a_maximum_that_varies_along_the_sum_does_not_cancel(largest: int, summed: int) -> None:
+    """exp(x - m) / Σ exp(x - m) is a softmax of x only where m is one number in each sum."""
+    text = f"""<ir_version: 10, opset_import: ["": 21]>
+      g (float[2, 2, t, t] x) => (float[2, 2, t, t] y)
+      <int64[1] first = {{{largest}}}, int64[1] other = {{{summed}}}> {{
+        m = ReduceMax(x, first) d = Sub(x, m) e = Exp(d) s = ReduceSum(e, other) y = Div(e, s) }}"""
+    model = ir.from_proto(onnx.parser.parse_model(text))
+    best = optimize(model)
+    x = np.random.default_rng(0).standard_normal((2, 2, 5, 5), np.float32)
+    wanted, given = (run_plain(m, {"x": x})[0] for m in (model, best.model))
+    assert relative_rms(wanted, given) < ROUNDING
+    assert ("ReduceMax" in count_operators(best.model)) == (largest != summed)
