@@ -93,14 +93,19 @@ class Pattern:
         kinds = {n.op_type for n in nodes}
         if self.op.name in kinds or not all(kinds & source for source in self._sources):
             return None
-        # Without its maximum a softmax may overflow: a graph that tests for that must see it.
-        if "ReduceMax" not in kinds and any(use.node.op_type == "IsNaN" for use in y.uses()):
+        # Without its own maximum a softmax may overflow, or be 0 / 0 where none of its numbers is
+        # small: a graph that tests for that must see it.
+        tested = any(use.node.op_type == "IsNaN" for use in y.uses())
+        largest = {axes_of(n) for n in nodes if n.op_type == "ReduceMax"}
+        if tested and not largest:
             return None
         for x in _candidates(y, nodes):
             expression = Expression(x, nodes)
             form = expression.of(y)
             for size in dict.fromkeys(expression.sums.values() or [None]):
                 for found in self._read(form, size, expression.tolerance):
+                    if tested and found.get("axes", (-1,)) not in largest:
+                        continue
                     rewrite = self._rewrite(x, found, expression)
                     if rewrite is not None:
                         rewrite.anchor = next(n for n in nodes if n.op_type in self._sources[0])
