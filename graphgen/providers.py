@@ -87,7 +87,8 @@ _SIGNATURE = re.compile(
 """Of the runtime's function that failed."""
 
 _EMPTY = re.compile(
-    r"AttentionParameters\b.* must be greater than 0$|total_sequence_length must be positive, got 0"
+    r"(batch_size|sequence_length) > 0 was false\. .* must be greater than 0$"
+    r"|total_sequence_length must be positive, got 0"
     r"|idx=0 must be within the inclusive range \[0,-1\]$"  # recognize/group_query.py's
 )
 _NO_EMPTY = (
