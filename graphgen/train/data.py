@@ -220,6 +220,15 @@ def _wrong(array: Array, kind: LabelKind) -> Array:
     return wrong if kind.ignored is None else wrong & (array != kind.ignored)
 
 
+def check_rows(ids: Array, count: int, who: str) -> None:
+    """Refuse ids that are no row of a table with `count`: the runtime takes -1 for the last one."""
+    wrong = (ids < 0) | (ids >= count) if ids.dtype.kind in "iu" else np.zeros(ids.shape, bool)
+    if wrong.any():
+        at = tuple(np.argwhere(wrong)[0])
+        place = f"row {at[0]} has " if at else "it is "
+        raise GraphgenError(f"{who} looks up rows 0 to {count - 1}: {place}{ids[at]}")
+
+
 def weight_of(batch: Batch, labels: Labels, who: str, first: int = 0) -> float:
     """How many labels (or samples) a batch counts for; labels out of range are refused.
 

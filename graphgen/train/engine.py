@@ -30,7 +30,7 @@ from graphgen.operands import Array
 from graphgen.passes.training.accumulate import BUFFER, GRADIENT
 from graphgen.runtime import Buffer, Provider, Resident, Session, return_memory
 from graphgen.train.batches import own_part
-from graphgen.train.data import Batch, LabelKind, is_sure, weight_of
+from graphgen.train.data import Batch, LabelKind, check_rows, is_sure, weight_of
 from graphgen.train.in_place import CHUNK, InPlace
 from graphgen.train.lower import SESSION_OPTIONS, lower, returning
 from graphgen.train.nonfinite import find_not_finite
@@ -81,6 +81,7 @@ class Engine:
         if "classes" in program.loss:  # plain cross-entropy
             found = {LABELS: [program.loss["classes"], IGNORED]}
         self.labels = {name: LabelKind(*entry) for name, entry in found.items()}
+        self._tables = program.tables
         self.statistics: dict[str, str] = program.loss.get("statistics", {})
         if self.statistics and processes.size > 1:
             raise GraphgenError(
@@ -435,6 +436,8 @@ class Engine:
     def _run(
         self, feeder: Feeder, batch: Batch, number: int, site: int, checked: bool = True
     ) -> list[Array]:
+        for name in self._tables.keys() & batch.keys():
+            check_rows(batch[name], self._tables[name], f"{self.who}: batch {number}: {name}")
         try:
             results = feeder(batch, self._own(site))
         except GraphgenError as error:

@@ -9,6 +9,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from graphgen import ops
 from graphgen.errors import GraphgenError
 from graphgen.export.artifact_files import (
     EVAL,
@@ -22,6 +23,7 @@ from graphgen.export.optimizers import Optimizer, read_optimizer
 from graphgen.header import digest_of
 from graphgen.infer import new_context
 from graphgen.match import Engine, run_passes
+from graphgen.op import is_a
 from graphgen.passes.training.accumulate import bindings, for_stock
 
 # The file's order is the schedule: PRIORITY_BASED keeps it. The pattern planner doubles the memory;
@@ -45,7 +47,8 @@ class Program:
     """What a trainer runs: models as bytes, and what it has to feed them.
 
     `gradients` holds the inputs and outputs of `training` to bind to the gradient of a parameter,
-    each with its name; `digest` is equal for training models with equal graphs.
+    each with its name; `tables` holds, for inputs that look up rows of a table as they are, how
+    many it has; `digest` is equal for training models with equal graphs.
     """
 
     training: bytes = field(repr=False)
@@ -55,6 +58,7 @@ class Program:
     gradients: dict[str, str] = field(repr=False)
     accumulate: int
     loss: dict[str, Any]
+    tables: dict[str, int] = field(repr=False)
     digest: str
 
 
@@ -100,9 +104,10 @@ def _lower(
     bound = bindings(training.graph)
     if not bound:
         raise GraphgenError(f"{directory / TRAINING}: it trains no parameter; write it again")
+    evaluated = parse_artifact(directory / EVAL, evaluation)
     return Program(
         training=_to_bytes(training),
-        evaluation=_to_bytes(parse_artifact(directory / EVAL, evaluation)),
+        evaluation=_to_bytes(evaluated),
         optimizer=read_optimizer(
             ir.to_proto(parse_artifact(path := directory / OPTIMIZER, optimizer)), str(path)
         ),
@@ -110,8 +115,24 @@ def _lower(
         gradients=bound,
         accumulate=steps,
         loss=described,
+        tables=_tables(evaluated.graph),
         digest=digest_of(training_file),
     )
+
+
+def _tables(graph: ir.Graph) -> dict[str, int]:
+    """For each input that looks up rows of a matrix of fixed size, how many the smallest has."""
+    found = dict[str, int]()
+    for ids in graph.inputs:
+        for node, place in ids.uses():
+            if place != 1 or not is_a(node, ops.gather) or node.attributes.get_int("axis", 0) != 0:
+                continue
+            table = node.inputs[0]
+            if table is None or table.producer() is not None or table.shape is None:
+                continue
+            if table.shape.rank() == 2 and isinstance(rows := table.shape[0], int):
+                found[str(ids.name)] = min(rows, found.get(str(ids.name), rows))
+    return found
 
 
 def returning(evaluation: bytes, outputs: Sequence[str], who: str) -> bytes:

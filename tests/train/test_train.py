@@ -635,7 +635,11 @@ def test_the_trained_parameters_go_into_an_inference_model(folder, tmp_path):
         (lambda b: {**b, "labels": b["labels"][:, :2]}, "batch 1: .*'labels' is int64"),
         (lambda b: {**b, "labels": b["labels"] + VOCABULARY}, "batch 1: labels go from -89 to 21"),
         (lambda b: {**b, "labels": np.full_like(b["labels"], -1)}, "labels go from -1 to -1"),
-        (lambda b: {**b, "ids": b["ids"] + VOCABULARY}, "batch 1: the run failed"),
+        (
+            lambda b: {**b, "ids": b["ids"] + VOCABULARY},
+            "batch 1: ids looks up rows 0 to 10: row 0",
+        ),
+        (lambda b: {**b, "ids": b["ids"] - VOCABULARY}, "batch 1: ids .*: row 0 has -"),
     ],
 )
 def test_a_wrong_batch_is_one_error_and_changes_nothing(folder, change, message):

@@ -2,6 +2,7 @@
 
 import os
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,9 @@ EXPORTS = [path for path in sorted(FIXTURES.glob("*.onnx")) if path.stem != "lay
 MOVED = {"Transpose", "Gather"}
 """What the runtime itself makes of sizes and masks when it loads a file."""
 
+ROUNDED = {"falcon, alibi": {"Cast"}}
+"""What rounds to bfloat16, as transformers does: WebGPU has no such type."""
+
 SOME = ["smollm3", "mixtral", "gemma2", "cohere2", "glm4", "gptj", "bloom"]
 """Decoders that differ in positions, norms, feed-forward or attention; ALL=1 tries every one."""
 
@@ -37,11 +41,17 @@ SHORT = {"window": 8, "block": 4, "image_size": 8}
 """Sizes that leave attention less than 32 queries: with more, the software device is wrong."""
 
 
-def check(model: ir.Model, feeds: dict[str, Any], known: list[Any], wanted: list[Any]) -> None:
-    """No floats on the CPU, and what is wanted, within 1e-5."""
+def check(
+    model: ir.Model,
+    feeds: dict[str, Any],
+    known: list[Any],
+    wanted: list[Any],
+    also: Iterable[str] = (),
+) -> None:
+    """No floats on the CPU but by `also`, and what is wanted, within 1e-5."""
     data = to_bytes(gg.optimize(model, target="webgpu"))
     session = gg.Session(data, provider="webgpu")
-    assert {*floats_elsewhere(data, placement(session._session), OWN)} <= MOVED
+    assert {*floats_elsewhere(data, placement(session._session), OWN)} <= MOVED | {*also}
     for exact, result, where in zip(wanted, session(feeds), known, strict=True):
         assert relative_rms(exact[where], result[where]) < 1e-5
 
@@ -68,7 +78,8 @@ def test_decoders_give_there_the_numbers_of_transformers(which: str, tmp_path: P
             feeds[name] = np.zeros((3, value.shape[1], 0, value.shape[3]), np.float32)
     [logits] = [value for value in model.graph.outputs if value.name == "logits"]
     model.graph.outputs[:] = [logits]
-    check(model, {n: feeds[n] for n in names}, [kept.astype(bool)], [RESULTS[which]])
+    given = {n: feeds[n] for n in names}
+    check(model, given, [kept.astype(bool)], [RESULTS[which]], ROUNDED.get(which, ()))
 
 
 OTHERS = {
