@@ -124,6 +124,7 @@ def is_cut_off(op_type: str, operands: Iterable[Any]) -> bool:
 def relative_rms(wanted: Any, given: Any) -> float:
     """√(mean (given - wanted)²) / √(mean wanted²)."""
     wanted, given = np.asarray(wanted, np.float64), np.asarray(given, np.float64)
+    assert wanted.shape == given.shape
     error, scale = np.sqrt(np.mean((given - wanted) ** 2)), np.sqrt(np.mean(wanted**2))
     return 0.0 if error == 0 else float(error / scale)
 
