@@ -158,6 +158,7 @@ def _normalize(model: ir.Model) -> None:
         if all(keeps_meaning(node, old, present) for node in function.all_nodes()):
             function.opset_imports[""] = present
     common.InlinePass()(model)
+    model.functions.clear()  # those that nothing calls
     for i, value in enumerate(model.graph.outputs):
         node = value.producer()
         if node is not None and has(node, Trait.CONSTANT):

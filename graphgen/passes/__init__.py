@@ -208,8 +208,9 @@ class Report(Tabular):
             own = [pair for name, pair in self.whole().items() if word_of(name) in words]
             done, wanted = sum(n for n, _ in own), sum(n for _, n in own)
             if not self.declared:
-                seen = sum(len(p.sites) for p in self.passes if p.name == f"fuse_{word}")
-                wanted = sum(there[w] for w in words) + seen
+                sites = [s for p in self.passes if p.name == f"fuse_{word}" for s in p.sites]
+                seen = [s for s in sites if s.node is None or word_of(s.node.op_type) not in words]
+                wanted = sum(there[w] for w in words) + len(seen)
                 done = min(sum(fused[w] for w in words), wanted)
             parts += [f"{done} {word}{'s' * (wanted != 1)} of {wanted}"] if wanted else []
         return [f"{before:,} -> {after:,} nodes", *filter(None, [", ".join(parts)])]

@@ -98,6 +98,11 @@ def test_the_main_job(folder, run):
     told = run("optimize primitives.onnx -o fast.onnx --verify")
     assert told.splitlines()[-1] == "fast.onnx: 148 -> 55 nodes; 2 attentions of 2, 5 norms of 5"
     assert not set(told) & set("┃━│─")  # plain in a pipe
+    assert (
+        run("optimize fast.onnx -o faster.onnx")
+        .splitlines()[-1]
+        .endswith("; 2 attentions of 2, 5 norms of 5")
+    )
     assert "fuse_attention" in told
     run("run m.onnx --input input_ids=ids.npy -o plain.npz")
     assert "logits  float32[2, 8, 60]" in run("run fast.onnx --input input_ids=ids.npy -o out.npz")

@@ -487,6 +487,17 @@ def test_foreign_functions_are_inlined_and_unknown_operators_stay(tmp_path):
     assert "theirs" in again.graph.opset_imports
 
 
+def test_functions_that_nothing_calls_are_left_out(tmp_path):
+    file = onnx.parser.parse_model(HEADER + "g (float[n] x) => (float[n] y) { y = Relu(x) }")
+    for name in ("Other", ""):  # no checker takes the second
+        node = onnx.helper.make_node("Neg", ["a"], ["b"])
+        function = onnx.helper.make_function("mine", name, ["a"], ["b"], [node], file.opset_import)
+        file.functions.append(function)
+    path = tmp_path / "a.onnx"
+    path.write_bytes(file.SerializeToString())
+    assert not load(path).functions and again(path, tmp_path).exists()
+
+
 @pytest.mark.parametrize(
     "call, domain, named",
     [
