@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import onnx_ir as ir
-from rich.console import Console
-from rich.progress import track
 
 from graphgen import ops, safetensors
 from graphgen.errors import GraphgenError
@@ -184,6 +182,9 @@ def _change(source: Path, file: Path, fields: Mapping[str, Any], *, replace: boo
 
 def bar(items: Iterable[Any], what: str = "writing weights", total: int | None = None) -> Any:
     """The items, with a progress bar on a terminal."""
+    from rich.console import Console
+    from rich.progress import track
+
     console = Console(stderr=True)
     return track(
         items, what, total, console=console, transient=True, disable=not console.is_terminal

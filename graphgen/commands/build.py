@@ -9,8 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import graphgen as gg
-from graphgen.commands.options import FILE, FLAG, N, count, print_json, show, written
-from graphgen.commands.tuning import tokens_and_rows
+from graphgen.commands.options import (
+    FILE,
+    FLAG,
+    N,
+    count,
+    print_json,
+    show,
+    tokens_and_rows,
+    written,
+)
 from graphgen.errors import GraphgenError
 
 EXAMPLE = """decoder --layers 4 --features 256 -o decoder.onnx

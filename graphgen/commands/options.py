@@ -180,3 +180,11 @@ def show(table: "Table") -> None:
         console.print(table)
     if table.row_count:
         print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def tokens_and_rows(text: str) -> tuple[int, int]:
+    """`512x8` as 512 tokens in each of 8 rows; `512` is one row."""
+    length, _, rows = text.partition("x")
+    if not length.isdecimal() or not (rows or "1").isdecimal() or not int(length) * int(rows or 1):
+        raise argparse.ArgumentTypeError(f"{text!r} is not TOKENS or TOKENSxROWS, such as 512x8")
+    return int(length), int(rows or 1)

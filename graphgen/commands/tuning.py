@@ -18,14 +18,6 @@ _MEASURED = 16  # windows that are read token by token
 _LATER = 64  # tokens that follow a prompt
 
 
-def tokens_and_rows(text: str) -> tuple[int, int]:
-    """`512x8` as 512 tokens in each of 8 rows; `512` is one row."""
-    length, _, rows = text.partition("x")
-    if not length.isdecimal() or not (rows or "1").isdecimal() or not int(length) * int(rows or 1):
-        raise argparse.ArgumentTypeError(f"{text!r} is not TOKENS or TOKENSxROWS, such as 512x8")
-    return int(length), int(rows or 1)
-
-
 class Decoding:
     """One decoder, as it becomes: its graph, and what a cache and prompts in few bits need."""
 

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors import numpy as safetensors
 
 import graphgen as gg
 from graphgen.batch.images import Images
@@ -14,6 +13,7 @@ from graphgen.models.published import from_folder
 torch = pytest.importorskip("torch", reason="needs torch (make parity)")
 transformers = pytest.importorskip("transformers", reason="needs transformers (make parity)")
 
+from safetensors import numpy as safetensors  # noqa: E402
 from test_families import relative_rms, session  # noqa: E402
 
 pytestmark = pytest.mark.parity
