@@ -206,6 +206,16 @@ class Options:
                 f"draws no tokens; give temperature=0 or beams=1{user_line()}"
             )
 
+    @property
+    def strings(self) -> list[str]:
+        """The strings that end a row."""
+        return [end for end in self.stop if isinstance(end, str)]
+
+    @property
+    def ends(self) -> set[int]:
+        """The tokens that end a row."""
+        return {*self.eos, *(end for end in self.stop if isinstance(end, int))}
+
     def fit(self, vocabulary: int | None) -> None:
         """Raise an error for a token beyond the vocabulary."""
         for name in (*_TOKENS, "bad_words"):

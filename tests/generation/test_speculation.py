@@ -43,7 +43,7 @@ class Always(Lookup):
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every step checks guesses, whatever that costs."""
-    monkeypatch.setattr("graphgen.generation.generated.Lookup", Always)
+    monkeypatch.setattr("graphgen.generation.continuation.Lookup", Always)
     monkeypatch.setattr(speculation, "_GAIN", 0.0)
     monkeypatch.setattr(Speculation, "took", lambda self, *_: self._steps.append(1.0))
 
