@@ -314,9 +314,9 @@ class Continuation:
             allowed = [grammar(row, tokens) for row, tokens in zip(rows, new, strict=True)]
         whole = ([*old, *more] for old, more in zip(begin, new, strict=True))
         options, alone = self.options, max(map(len, begin)) == 1
-        forced = options.forced_bos if step == 0 and alone else ()
-        if not forced and step + 1 == self._most:
-            forced = options.forced_eos
+        forced = options.forced_eos if step + 1 == self._most else ()
+        if not forced and step == 0 and alone:
+            forced = options.forced_bos
         free = int(alone and bool(options.forced_bos))
         how: dict[str, Any] = {"step": step, "free": free, "forced": forced, "allowed": allowed}
         if (marks := self._marks) is not None:

@@ -36,11 +36,8 @@ def processed(
     never = [*options.suppress_tokens, *(options.begin_suppress_tokens if step == free else ())]
     if forced or read or never or allowed or marks:
         scores = scores.copy()
-    if forced:
-        scores[:] = -np.inf
-        scores[:, forced] = 0
-        return scores
-    for row, tokens in zip(scores, rows, strict=True) if read else ():
+    whole = [*rows] if read else []
+    for row, tokens in () if forced else zip(scores, whole, strict=False):
         if (penalty := options.repetition_penalty) != 1.0:
             seen = np.unique(tokens)
             row[seen] = np.where(row[seen] < 0, row[seen] * penalty, row[seen] / penalty)
@@ -54,12 +51,15 @@ def processed(
             if not first or tokens[-len(first) :] == first:
                 row[word[-1]] = -np.inf
         if step < options.min_new_tokens or len(tokens) < options.min_length:
-            row[list(options.eos)] = -np.inf
-        for processor in options.logits_processors:
-            row[:] = _as_logits(processor(tokens, row.copy()), row, processor)
+            row[list(options.ends)] = -np.inf
+    if forced:
+        scores[:], scores[:, forced] = -np.inf, 0
     if never:
         scores[:, never] = -np.inf
-    for row, may in zip(scores, allowed or (), strict=bool(allowed)):
+    for row, tokens in zip(scores, whole, strict=False):
+        for processor in options.logits_processors:
+            row[:] = _as_logits(processor(tokens, row.copy()), row, processor)
+    for row, may in () if forced or not allowed else zip(scores, allowed, strict=True):
         row[: len(may)][~may[: len(row)]] = -np.inf
         row[len(may) :] = -np.inf
     if marks is not None:
