@@ -7,7 +7,7 @@ from graphgen.files import present, read_json
 
 NEUTRAL: dict[str, Any] = {
     "typical_p": 1.0,
-    "top_h": 1.0,
+    "top_h": None,  # also 1.0 leaves out all but the 100 likeliest
     "epsilon_cutoff": 0.0,
     "eta_cutoff": 0.0,
     "encoder_repetition_penalty": 1.0,

@@ -69,10 +69,11 @@ class Generation:
             self._chosen = numbers_of("generate", generator.adapters, adapter, len(sources))
             self._begin = [[self._first()] if encoder else [*row] for row in self.prompts]
         longest = max(map(len, self._begin))
-        most = options.max_new_tokens or (options.max_length or longest + 64) - longest
+        counted = longest if generator.ears is None else 0  # of a sound, the new ones
+        most = options.max_new_tokens or (options.max_length or counted + 64) - counted
         if most < 1:
             raise GraphgenError(
-                f"generate: max_length is {options.max_length}, and a row begins with {longest} "
+                f"generate: max_length is {options.max_length}, and a row begins with {counted} "
                 f"tokens; give max_new_tokens{user_line()}"
             )
         self._most = most if options.context is None else min(most, options.context - longest)

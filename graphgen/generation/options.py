@@ -254,7 +254,14 @@ def read_options(folder: Path | None, **given: Any) -> Options:
                     f"{file}: {name} is {value!r}, which has no option here; remove it or make it "
                     f"{neutral!r}"
                 )
+        if fields.get("cache_implementation") == "quantized":
+            raise GraphgenError(
+                f"{file}: cache_implementation is 'quantized', which rounds keys and values; "
+                "remove it, or also build with --kv int8"
+            )
         fields |= {name: config[name] for name in ENDS if name in config}
+        if "bos_token_id" in fields:  # what a decoder behind an encoder begins with otherwise
+            fields.setdefault("decoder_start_token_id", fields["bos_token_id"])
         options = {own: fields[name] for name, own in NAMES.items() if name in fields}
         if fields.get("do_sample"):
             options["temperature"] = fields.get("temperature", 1.0)

@@ -535,7 +535,7 @@ def test_generation_config_alone_says_how_to_choose(folder: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "fields", [{"guidance_scale": 0}, {"typical_p": 0}, {"num_beam_groups": 0}]
+    "fields", [{"guidance_scale": 0}, {"typical_p": 0}, {"num_beam_groups": 0}, {"top_h": 0}]
 )
 def test_a_zero_is_a_value_too(folder: Path, tmp_path: Path, fields: Any) -> None:
     with pytest.raises(GraphgenError, match="is 0, which has no option here"):
@@ -620,6 +620,25 @@ def test_the_first_token_that_is_not_forced_is_the_one_to_suppress_at_the_beginn
     assert unforced.tokens[0] == found.tokens[0][1:]
 
 
+def test_what_is_forced_may_be_suppressed_and_the_end_is_forced_last(generator: Generator) -> None:
+    """As in transformers, where the processors that force come before those that suppress."""
+    found = generator([3], max_new_tokens=1, forced_bos=[7], forced_eos=[8, 9], suppress_tokens=[8])
+    assert list(found) == [[9]]
+    with pytest.raises(GraphgenError, match="no token may come next"):
+        list(generator([3], max_new_tokens=2, forced_bos=[7], suppress_tokens=[7]))
+
+    def other(tokens: Any, logits: Any) -> Any:
+        return np.where(np.arange(len(logits)) == 5, 1.0, logits)
+
+    assert list(generator([3], max_new_tokens=1, forced_bos=[7], logits_processors=other)) == [[5]]
+
+
+def test_a_token_to_stop_at_waits_for_the_least_number(generator: Generator, greedy: Any) -> None:
+    stop = greedy[0][:1]
+    found = generator(PROMPTS[0], max_new_tokens=9, min_new_tokens=4, stop=stop)
+    assert len(list(found)) > 4 and stop[0] not in found.tokens[0][:4]
+
+
 def test_renormalized_scores_sum_to_one() -> None:
     scores, options = np.array([[1.0, 2.0, 3.0]]), Options(suppress_tokens=[1])
     assert processed(scores, [[0]], options, step=0).tolist() == [[1, -np.inf, 3]]
@@ -683,6 +702,7 @@ def test_bad_input(generator: Generator, prompts: Any, options: Any, told: str) 
         ({"bad_words_ids": [["a"]]}, r"bad_words_ids is \[\['a'\]\]; give lists of tokens"),
         ({"eos_token_id": [["a"]]}, "eos is .*; give tokens"),
         ({"max_position_embeddings": "a"}, "context is 'a'; it must be a whole number"),
+        ({"cache_implementation": "quantized"}, "which rounds keys and values; remov"),
         ({"vocab_size": -1}, "vocabulary is -1; it must be a whole number of at least 1"),
     ],
 )

@@ -109,6 +109,16 @@ def test_tokens_of_transformers(how: dict[str, Any], built: Path) -> None:
         assert [*begin, *made][-len(whole) :] == whole
 
 
+def test_a_greatest_length_counts_what_is_new(built: Path, tmp_path: Path) -> None:
+    """As in transformers, which adds the number of tokens that rows begin with."""
+    folder = tmp_path / "own"
+    shutil.copytree(built, folder)
+    fields = json.loads((folder / "generation_config.json").read_text())
+    ends = {"max_length": 7, "begin_suppress_tokens": [], "eos_token_id": []}
+    (folder / "generation_config.json").write_text(json.dumps(fields | ends))
+    assert len(list(Generator(folder, threads=1)(sounds()))) == 7
+
+
 def test_the_command_hears_a_file(built: Path, tmp_path: Path, capsys: Any) -> None:
     file = write_wav(tmp_path / "a.wav", sounds()[0])
     command = ["generate", str(built), "--audio", str(file), "--threads", "1", "--json"]
