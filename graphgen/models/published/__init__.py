@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import MethodType
 from typing import Any, NamedTuple
@@ -115,7 +116,10 @@ def from_folder(
             + near(task, family.tasks)
         )
     gguf, packing = gguf or gguf_in(folder), packing_of(config)
-    stored = read_weights(folder) if gguf is None else read_gguf(open_gguf(gguf), config)
+    if gguf is None:
+        stored = read_weights(folder)
+    else:  # whose matrices all have a row for each output
+        stored, family = read_gguf(open_gguf(gguf), config), replace(family, transposed=True)
     method = "gguf" if any(isinstance(weight, FewBits) for weight in stored.values()) else ""
     if packing is not None:
         method, stored = packing.method, unpacked_names(stored, packing, str(folder))

@@ -23,7 +23,7 @@ from graphgen.safetensors import Weight
 _SCALARS: dict[int, str] = dict(
     zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True)
 )
-_STRING, _ARRAY = 8, 9
+_FLOAT, _STRING, _ARRAY = 6, 8, 9
 _LONGEST = 1 << 24  # bytes of a string
 
 
@@ -86,6 +86,8 @@ class _Reader:
     def value(self, kind: int) -> Any:
         if kind == _STRING:
             return self.string()
+        if kind == _FLOAT:  # of the shortest decimals that mean the same: 1e-5, not 9.99999975e-6
+            return float(str(np.float32(self.take("f"))))
         if kind != _ARRAY:
             return self.take(_SCALARS[kind])
         kind, count = self.take("I"), self.take("Q")

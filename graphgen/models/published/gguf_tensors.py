@@ -23,12 +23,14 @@ FLOATS = {0: ir.DataType.FLOAT, 1: ir.DataType.FLOAT16, 30: ir.DataType.BFLOAT16
 class FloatTensor(Weight):
     """A tensor of floats."""
 
-    heads: int = 0  # whose rows are in pairs, see `_rows`
+    order: Array | None = field(default=None, compare=False)  # of its rows, in the file
+    less: float = 0.0  # what is to be subtracted
 
     def read(self) -> Array:
         """The array."""
         array = super().read()
-        return array[_rows(len(array), self.heads)] if self.heads else array
+        array = array if self.order is None else array[self.order]
+        return array.astype(np.float32) - np.float32(self.less) if self.less else array
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class FewTensor(FewBits):
     """A matrix of integers in blocks of a format of `FEW`."""
 
     kind: int = field(kw_only=True)
-    heads: int = field(default=0, kw_only=True)
+    order: Array | None = field(default=None, compare=False, kw_only=True)
 
     def blocks(self) -> Blocks:
         """The same integers as the runtime's operator reads them."""
@@ -46,12 +48,7 @@ class FewTensor(FewBits):
         if raw.size != count:
             raise GraphgenError(f"{self.path} has become shorter; build again")
         made = make(raw.reshape(rows, -1, each), columns)
-        return made.part(_rows(rows, self.heads)) if self.heads else made
-
-
-def _rows(count: int, heads: int) -> Array:
-    """Where each row stands in the file, which has those that rotary positions turn in pairs."""
-    return np.arange(count).reshape(heads, -1, 2).swapaxes(1, 2).ravel()
+        return made if self.order is None else made.part(self.order)
 
 
 def _half(raw: Array, at: int) -> Array:

@@ -21,6 +21,8 @@ _TIKTOKEN = (
 )
 _BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 _PLAIN = {**_BYTES, "use_regex": False}
+_THREES = ("llama-bpe", "dbrx", "smaug-bpe", "glm4", "chatglm-bpe")  # digits by three
+_ONES = ("smollm", "starcoder", "refact", "command-r")
 
 
 def _split(pattern: str) -> dict[str, Any]:
@@ -30,14 +32,13 @@ def _split(pattern: str) -> dict[str, Any]:
 
 _SPLITS: dict[str, list[dict[str, Any]]] = {
     "gpt-2": [_BYTES],
-    "llama-bpe": [_split(_TIKTOKEN % "1,3"), _PLAIN],
-    "qwen2": [_split(_TIKTOKEN % "1"), _PLAIN],
-    "deepseek-r1-qwen": [_split(_TIKTOKEN % "1"), _PLAIN],
-    "smollm": [{"type": "Digits", "individual_digits": True}, _BYTES],
+    **{key: [_split(_TIKTOKEN % "1,3"), _PLAIN] for key in _THREES},
+    **{key: [_split(_TIKTOKEN % "1"), _PLAIN] for key in ("qwen2", "deepseek-r1-qwen")},
+    **{key: [{"type": "Digits", "individual_digits": True}, _BYTES] for key in _ONES},
 }
 """How texts are cut before their bytes are merged, by tokenizer.ggml.pre."""
 
-_NFC = ("qwen2", "deepseek-r1-qwen")  # compose letters and accents first
+_NFC = ("qwen2", "deepseek-r1-qwen", "command-r")  # compose letters and accents first
 _WHOLE = ("llama-bpe",)  # take a piece that is a token as it is, and begin texts with BOS
 
 

@@ -1,0 +1,149 @@
+"""What sets the GGUF files of an architecture apart from the folder of a checkpoint."""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from graphgen.operands import Array
+
+Derive: TypeAlias = Callable[[dict[str, Any], Collection[str]], dict[str, Any]]
+Order: TypeAlias = Callable[[int, int, int], Array]
+HEADS, WINDOW = "attention.head_count", "attention.sliding_window"
+
+LAYER = {
+    "attn_norm": "input_layernorm",
+    **{f"attn_{x}": f"self_attn.{x}_proj" for x in "qkv"},
+    **{f"attn_{x}_norm": f"self_attn.{x}_norm" for x in "qk"},
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    **{f"ffn_{x}": f"mlp.{x}_proj" for x in ("gate", "up", "down")},
+}
+OTHERS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+
+SIZES = {
+    "block_count": "num_hidden_layers",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    HEADS: "num_attention_heads",
+}
+FIELDS = SIZES | {
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.value_length": "head_dim",
+    "rope.dimension_count": "head_dim",
+    "rope.freq_base": "rope_theta",
+    "context_length": "max_position_embeddings",
+    "vocab_size": "vocab_size",
+}
+RMS, MEAN = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
+WITH_RMS = FIELDS | {RMS: "rms_norm_eps"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """The files of one `general.architecture`, called `name`.
+
+    Args:
+        layer: What the parts of a layer, such as attn_q, are called in a checkpoint's layer; with
+            {} for several tensors, which are the rows of one.
+        instead: Other names in files that have the part of the key.
+        others: The same for parts outside of layers.
+        layers: What the checkpoint calls layers.
+        fields: The configuration's names of fields, each without the architecture's name.
+        needed: The fields without which a file does not say enough.
+        derive: Takes fields that have no name in the configuration out of the file's and returns
+            what they and the names of the tensors say, and what all published checkpoints have.
+        lacks: The fields among those that files say nothing of.
+        order: Where the rows of parts stand in the file, by the number of rows, of heads, and of
+            heads of keys.
+        gains: Whether gains of norms are stored as 1 + w, where the checkpoint has w.
+    """
+
+    name: str
+    layer: Mapping[str, str]
+    instead: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    others: Mapping[str, str]
+    layers: str = "model.layers"
+    fields: Mapping[str, str]
+    needed: Collection[str]
+    derive: Derive = lambda own, tensors: {}
+    lacks: Collection[str] = ()
+    order: Mapping[str, Order] = field(default_factory=dict)
+    gains: bool = False
+
+
+def like_llama(name: str, *needed: str, **own: Any) -> Architecture:
+    """With Llama's names of tensors and fields, except where `own` says otherwise."""
+    given = {"layer": LAYER, "others": OTHERS, "fields": WITH_RMS} | own
+    epsilon = RMS if RMS in given["fields"] else MEAN
+    return Architecture(name=name, needed=(*SIZES, epsilon, *needed), **given)
+
+
+def in_pairs(rows: int, heads: int) -> Array:
+    """Where the rows of heads stand: the file has two that turn together side by side."""
+    return np.arange(rows).reshape(heads, -1, 2).swapaxes(1, 2).ravel()
+
+
+def grouped(rows: int, heads: int, kv_heads: int) -> Array:
+    """Where queries, keys and values of each group stand: the file has all of a kind in turn."""
+    each = np.arange(rows).reshape(heads + 2 * kv_heads, -1)
+    kinds = np.split(each, [heads, heads + kv_heads])
+    return np.concatenate([x.reshape(kv_heads, -1) for x in kinds], axis=1).ravel()
+
+
+def has(**parts: str) -> Derive:
+    """Fields that say whether there are these tensors in the first layer."""
+    return lambda own, tensors: {name: f"blk.0.{part}" in tensors for name, part in parts.items()}
+
+
+def turned(name: str, *more: Derive) -> Derive:
+    """A field that says which part of a head is turned, and `more`."""
+
+    def derive(own: dict[str, Any], tensors: Collection[str]) -> dict[str, Any]:
+        size = own.get("attention.key_length") or own["embedding_length"] // own[HEADS]
+        count = own.pop("rope.dimension_count", size)
+        part = count / size
+        part = part if int(size * part) == count else float(np.nextafter(part, 2.0))
+        return {name: part} | {k: x for one in more for k, x in one(own, tensors).items()}
+
+    return derive
+
+
+def gemma_scale(largest: int) -> Derive:
+    """Gemma 2 and 3: the features of a head, or in the model of most layers those of all, divided.
+
+    Files lack what the scores are divided by; the published checkpoints have these.
+    """
+
+    def derive(own: dict[str, Any], tensors: Collection[str]) -> dict[str, Any]:
+        divided = own["embedding_length"] // own[HEADS]
+        head = own.get("attention.key_length", 256)
+        return {"query_pre_attn_scalar": divided if own["block_count"] == largest else head}
+
+    return derive
+
+
+def phi3(own: dict[str, Any], tensors: Collection[str]) -> dict[str, Any]:
+    """A window of 0 stands for none; the length of longrope is a field of the configuration."""
+    window = own.pop(WINDOW) or None
+    original = own.get("rope.scaling.original_context_length")
+    found = {"sliding_window": window, "original_max_position_embeddings": original}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def starcoder2(own: dict[str, Any], tensors: Collection[str]) -> dict[str, Any]:
+    """Files lack the window, which is 4,096 in all published checkpoints."""
+    return {"sliding_window": 4096, **has(use_bias="attn_q.bias")(own, tensors)}
+
+
+def falcon(own: dict[str, Any], tensors: Collection[str]) -> dict[str, Any]:
+    """One head of keys in Falcon 7B; a few, and one or two norms, in 11B, 40B and 180B."""
+    own.pop("tensor_data_layout", None)
+    few = own.pop("attention.head_count_kv")
+    found = {"new_decoder_architecture": few > 1, "bias": "blk.0.attn_qkv.bias" in tensors}
+    if few == 1:
+        return {**found, "multi_query": True}
+    norms = 2 if "blk.0.attn_norm_2.weight" in tensors else 1
+    return {**found, "num_kv_heads": few, "num_ln_in_parallel_attn": norms}

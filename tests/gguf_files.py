@@ -1,0 +1,216 @@
+"""GGUF files of checkpoints, written as the format and gguf-py's tables of names say."""
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+KINDS = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q4_K": 12}
+KINDS |= {"Q5_K": 13, "Q6_K": 14, "Q2_K": 10}
+
+
+def text(value: str) -> bytes:
+    return struct.pack("<Q", len(value.encode())) + value.encode()
+
+
+def gguf(path: Path, fields: dict[str, Any], tensors: dict[str, tuple[str, Any, bytes]]) -> None:
+    """A file: a field is a string, a boolean, a number, or a list of strings or numbers."""
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(fields))
+    for name, value in fields.items():
+        head += text(name)
+        if isinstance(value, str):
+            head += struct.pack("<I", 8) + text(value)
+        elif isinstance(value, bool):
+            head += struct.pack("<I?", 7, value)
+        elif isinstance(value, list) and not isinstance(value[0], str):
+            whole = isinstance(value[0], int)
+            head += struct.pack("<IIQ", 9, 5 if whole else 6, len(value))
+            head += struct.pack(f"<{len(value)}{'i' if whole else 'f'}", *value)
+        elif isinstance(value, list):
+            head += struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(text, value))
+        else:
+            head += struct.pack(
+                "<II" if isinstance(value, int) else "<If", 4 + 2 * (type(value) is float), value
+            )
+    body = b""
+    for name, (kind, shape, data) in tensors.items():
+        body += b"\0" * (-len(body) % 32)
+        head += text(name) + struct.pack(f"<I{len(shape)}Q", len(shape), *shape[::-1])
+        head += struct.pack("<IQ", KINDS[kind], len(body))
+        body += data
+    path.write_bytes(head + b"\0" * (-len(head) % 32) + body)
+
+
+def in_pairs(rows: Any, heads: int) -> Any:
+    """Rows as llama's files have them: 2 i is row i of a head, 2 i + 1 row i + half of it."""
+    each, place = len(rows) // heads, np.zeros_like(rows)
+    for head in range(heads):
+        for i in range(each // 2):
+            place[head * each + 2 * i] = rows[head * each + i]
+            place[head * each + 2 * i + 1] = rows[head * each + i + each // 2]
+    return place
+
+
+_BY_NAME = {
+    "input_layernorm": "attn_norm",
+    **{f"self_attn.{x}_proj": f"attn_{x}" for x in "qkv"},
+    **{f"self_attn.{x}_norm": f"attn_{x}_norm" for x in "qk"},
+    **{f"self_attn.{x}_layernorm": f"attn_{x}_norm" for x in "qk"},
+    "self_attn.qkv_proj": "attn_qkv",
+    "self_attn.o_proj": "attn_output",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+    "post_self_attn_layernorm": "post_attention_norm",
+    "post_mlp_layernorm": "post_ffw_norm",
+    **{f"mlp.{x}_proj": f"ffn_{x}" for x in ("gate", "up", "down")},
+    "mlp.gate_up_proj": "ffn_up",
+    "mlp.c_fc": "ffn_up",
+    "mlp.c_proj": "ffn_down",
+    "ln_1": "attn_norm",
+    "ln_2": "ffn_norm",
+    "ln_mlp": "attn_norm",
+    "ln_attn": "attn_norm_2",
+    "attn.c_attn": "attn_qkv",
+    "attn.c_proj": "attn_output",
+    **{f"{x}.query_key_value": "attn_qkv" for x in ("self_attention", "attention")},
+    **{f"{x}.dense": "attn_output" for x in ("self_attention", "attention")},
+    "mlp.dense_h_to_4h": "ffn_up",
+    "mlp.dense_4h_to_h": "ffn_down",
+}
+_OUTSIDE = {
+    **dict.fromkeys(("embed_tokens", "wte", "word_embeddings", "embed_in"), "token_embd"),
+    "wpe": "position_embd",
+    **dict.fromkeys(("norm", "ln_f", "final_layer_norm"), "output_norm"),
+    **dict.fromkeys(("lm_head", "embed_out"), "output"),
+}
+ARCHITECTURES = {"cohere": "command-r", "gemma3_text": "gemma3", "gpt_neox": "gptneox"}
+_AFTER = ("gemma2", "gemma3_text", "olmo2")
+
+
+def gguf_name(kind: str, name: str) -> str:
+    """What a file of a model type calls a weight of its checkpoint."""
+    base, _, last = name.rpartition(".")
+    parts = base.split(".")
+    layer = next((i for i, part in enumerate(parts) if part.isdigit()), None)
+    if layer is None:
+        return f"{_OUTSIDE[parts[-1]]}.{last}"
+    own = ".".join(parts[layer + 1 :])
+    if own == "post_attention_layernorm":
+        part = "post_attention_norm" if kind in _AFTER else "ffn_norm"
+    else:
+        part = _BY_NAME[own]
+    return f"blk.{parts[layer]}.{part}.{last}"
+
+
+def converted(fields: dict[str, Any], weights: dict[str, Any]) -> dict[str, Any]:
+    """The arrays of a file: as the checkpoint has them, or changed as llama.cpp's code wants it."""
+    kind, found = fields["model_type"], dict[str, Any]()
+    stacks = dict[str, list[Any]]()
+    heads = fields.get("num_attention_heads", fields.get("n_head"))
+    kv_heads = fields.get("num_key_value_heads", heads)
+    groups = heads
+    if kind == "falcon":
+        groups = fields["num_kv_heads"] if fields.get("new_decoder_architecture") else 1
+    for name, w in weights.items():
+        if ".norms." in name:
+            base, _, number = name.removesuffix(".weight").rpartition(".norms.")
+            stacks.setdefault(gguf_name(kind, f"{base}.weight"), []).insert(int(number), w)
+            continue
+        own = gguf_name(kind, name)
+        part = own.split(".")[-2]
+        if kind in ("llama", "granite", "smollm3") and part in ("attn_q", "attn_k"):
+            w = in_pairs(w, heads if part == "attn_q" else kv_heads)
+        elif kind.startswith("gemma") and part.endswith("norm"):
+            w = w + np.float32(1)
+        elif kind == "gpt2" and w.ndim == 2 and own.startswith("blk."):
+            w = np.ascontiguousarray(w.T)
+        elif part == "attn_qkv" and kind in ("falcon", "gpt_neox"):
+            each = w.reshape(groups, heads // groups + 2, -1, *w.shape[1:])
+            kinds = (each[:, :-2], each[:, -2], each[:, -1])
+            w = np.concatenate([x.reshape(-1, *w.shape[1:]) for x in kinds])
+        found[own] = w
+    return found | {name: np.stack(rows) for name, rows in stacks.items()}
+
+
+def metadata(fields: dict[str, Any]) -> dict[str, Any]:
+    """What a file says of a configuration, as the conversion writes it."""
+    kind = fields["model_type"]
+    arch = ARCHITECTURES.get(kind, kind)
+    features = fields.get("hidden_size", fields.get("n_embd"))
+    heads = fields.get("num_attention_heads", fields.get("n_head"))
+    size = fields.get("head_dim", features // heads)
+    rope = fields.get("rope_parameters") or {}
+    part = rope.get("partial_rotary_factor", fields.get("partial_rotary_factor"))
+    found = {
+        "block_count": fields.get("num_hidden_layers", fields.get("n_layer")),
+        "embedding_length": features,
+        "feed_forward_length": fields.get(
+            "intermediate_size", fields.get("ffn_hidden_size", 4 * features)
+        ),
+        "context_length": fields.get("max_position_embeddings", fields.get("n_positions")),
+        "attention.head_count": heads,
+    }
+    epsilon = ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
+    means = kind in ("stablelm", "starcoder2", "cohere", "cohere2", "gpt2", "falcon", "gpt_neox")
+    if means:
+        given = next((fields[n] for n in epsilon if n in fields), 1e-5)
+        found["attention.layer_norm_epsilon"] = given
+    else:
+        absent = {"olmo2": 1e-5, "phi3": 1e-5, "glm4": 1.5625e-7}
+        found["attention.layer_norm_rms_epsilon"] = fields.get(
+            "rms_norm_eps", absent.get(kind, 1e-6)
+        )
+    if kind == "falcon":
+        new = fields.get("new_decoder_architecture")
+        found |= {"attention.head_count_kv": fields["num_kv_heads"] if new else 1}
+        found["tensor_data_layout"] = "jploski"
+    elif kind not in ("gpt2", "gpt_neox"):
+        found["attention.head_count_kv"] = fields["num_key_value_heads"]
+    if "head_dim" in fields:
+        found |= {"attention.key_length": size, "attention.value_length": size}
+    absent_parts = {"glm4": 0.5, "phi3": 1.0, "stablelm": 0.25, "gpt_neox": 0.25, "cohere2": 1.0}
+    if kind in absent_parts:
+        part = fields.get("rotary_pct", absent_parts[kind]) if part is None else part
+        found["rope.dimension_count"] = int(part * size)
+    if kind not in ("gemma", "gemma2", "gpt2", "stablelm", "gpt_neox", "falcon"):
+        theta = {"cohere": 5e5, "gemma3_text": 1e6, "smollm3": 2e6}
+        found["rope.freq_base"] = rope.get("rope_theta", theta.get(kind, 1e4))
+    if scaling := fields.get("rope_scaling"):
+        found["rope.scaling.type"] = scaling["rope_type"]
+        found["rope.scaling.factor"] = scaling["factor"]
+    if kind in ("cohere", "cohere2"):
+        found["logit_scale"] = fields.get("logit_scale", 0.0625)
+        found["rope.scaling.type"] = "none"
+        found["vocab_size"] = fields["vocab_size"]
+    if kind == "granite":
+        found["attention.scale"] = fields["attention_multiplier"]
+        found["embedding_scale"] = fields["embedding_multiplier"]
+        found["residual_scale"] = fields["residual_multiplier"]
+        found["logit_scale"] = fields["logits_scaling"]
+    if kind in ("gemma2", "gemma3_text", "cohere2", "phi3"):
+        found["attention.sliding_window"] = fields.get("sliding_window") or 0
+    if kind == "phi3":
+        original = fields.get("original_max_position_embeddings", 4096)
+        found["rope.scaling.original_context_length"] = original
+    if kind == "gemma2":
+        for name in ("attn_logit_softcapping", "final_logit_softcapping"):
+            found[name] = fields[name]
+    if kind == "gemma3_text" and "final_logit_softcapping" in fields:
+        found["final_logit_softcapping"] = fields["final_logit_softcapping"]
+    if kind in ("stablelm", "gpt_neox"):
+        absent = kind == "gpt_neox"
+        found["use_parallel_residual"] = fields.get("use_parallel_residual", absent)
+    own = {f"{arch}.{name}": value for name, value in found.items()}
+    return {"general.architecture": arch, **own}
+
+
+def write_gguf(path: Path, fields: dict[str, Any], weights: dict[str, Any]) -> None:
+    """A file, in float32, of a checkpoint with these fields of config.json."""
+    arrays = converted(fields, weights)
+    rope = fields.get("rope_parameters") or {}
+    for name in ("short", "long"):
+        if (factors := rope.get(f"{name}_factor")) is not None:
+            arrays[f"rope_factors_{name}.weight"] = np.array(factors)
+    tensors = {n: ("F32", w.shape, w.astype("<f4").tobytes()) for n, w in arrays.items()}
+    gguf(path, metadata(fields), tensors)

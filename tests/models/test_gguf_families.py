@@ -1,0 +1,140 @@
+"""GGUF files of other families than Llama's: the same graphs as from their checkpoints."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from gguf_files import converted, gguf, metadata, write_gguf
+from published_decoders import fields
+from random_checkpoints import CAUSAL, random_checkpoint
+
+from graphgen.errors import GraphgenError
+from graphgen.models.published import from_folder
+from graphgen.models.published.config import Config
+from graphgen.models.published.gguf import open_gguf
+from graphgen.models.published.gguf_names import config_fields, read_gguf
+from graphgen.safetensors import read_header
+
+# Files lack these fields; all published checkpoints have the same.
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "smollm3": {"no_rope_layer_interval": 4},
+    "gemma2": {
+        "query_pre_attn_scalar": 16,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+    },
+    "gemma3_text": {"query_pre_attn_scalar": 16, "sliding_window_pattern": 6},
+    "gemma3_text, linear": {
+        "query_pre_attn_scalar": 16,
+        "sliding_window_pattern": 6,
+        "layer_types": None,
+    },
+    "cohere2": {"sliding_window_pattern": 4},
+    "starcoder2": {"sliding_window": 4096, "norm_epsilon": 1e-3},
+    "starcoder2, no biases": {"sliding_window": 4096},
+    "glm4": {"attention_bias": True},
+    "granite": {"attention_bias": True, "rms_norm_eps": 1e-3},
+    "falcon": {"bias": False},
+    "gpt_neox": {"layer_norm_eps": 1e-3},
+    "gpt_neox, in turn": {"hidden_act": "gelu", "attention_bias": True},
+}
+FAMILIES = [
+    *PUBLISHED,
+    "olmo2",
+    "olmo2, biases",
+    "phi3",
+    "phi3, longrope",
+    "phi3, part of a head",
+    "gemma",
+    "cohere",
+    "cohere, norms",
+    "stablelm",
+    "stablelm, parallel",
+    "falcon, new",
+    "falcon, one norm",
+    "gpt2",
+]
+
+
+def given(which: str) -> dict[str, Any]:
+    """The fields of a configuration of which a file says all."""
+    found = CAUSAL["gpt2"] if which == "gpt2" else fields(which) | PUBLISHED.get(which, {})
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def graph(model: ir.Model) -> tuple[list[Any], dict[str, Any]]:
+    """The operators of a graph with their attributes, and its arrays."""
+    nodes = [
+        (node.op_type, {name: str(x.value) for name, x in node.attributes.items()})
+        for node in model.graph
+    ]
+    values = model.graph.initializers.items()
+    return nodes, {n: x.const_value.numpy() for n, x in values if x.const_value is not None}
+
+
+@pytest.mark.parametrize("which", FAMILIES)
+def test_a_file_gives_the_graph_of_its_checkpoint(which: str, tmp_path: Path) -> None:
+    wanted = given(which)
+    random_checkpoint(tmp_path / "floats", wanted)
+    weights = {w.name: w.read() for w in read_header(tmp_path / "floats" / "model.safetensors")}
+    path = tmp_path / "few" / "model.gguf"
+    path.parent.mkdir()
+    write_gguf(path, wanted, weights)
+    folder = path.parent
+    (folder / "config.json").write_text(json.dumps(config_fields(open_gguf(path))))
+    a, b = graph(from_folder(tmp_path / "floats").model), graph(from_folder(folder).model)
+    assert a[0] == b[0] and a[1].keys() == b[1].keys()
+    for name, array in a[1].items():
+        assert array.shape == b[1][name].shape and array.dtype == b[1][name].dtype
+        # Fields are float32 in a file, and a gain of Gemma is 1 + w there.
+        error = np.abs(array - b[1][name]).max(initial=0)
+        assert error <= 3e-7 * np.abs(array).max(initial=1), name
+    # The same with the configuration of the checkpoint.
+    (folder / "config.json").write_text(json.dumps(wanted))
+    assert graph(from_folder(folder).model)[0] == a[0]
+
+
+def test_what_a_file_says_is_compared_with_the_configuration(tmp_path: Path) -> None:
+    wanted = given("glm4")
+    random_checkpoint(tmp_path / "floats", wanted)
+    weights = {w.name: w.read() for w in read_header(tmp_path / "floats" / "model.safetensors")}
+    write_gguf(tmp_path / "model.gguf", wanted, weights)
+    file = open_gguf(tmp_path / "model.gguf")
+
+    def refused(told: str, config: dict[str, Any] | None = None, **changed: Any) -> None:
+        own = {f"glm4.{name.replace('__', '.')}": x for name, x in changed.items()}
+        with pytest.raises(GraphgenError) as caught:
+            other = file._replace(fields=file.fields | own)
+            read_gguf(other, Config(wanted | config)) if config else config_fields(other)
+        assert told in str(caught.value) and "\n" not in str(caught.value)
+
+    read_gguf(file, Config(wanted))
+    refused("has partial_rotary_factor 0.5, but", {"partial_rotary_factor": 0.25})
+    refused("but config.json has head_dim 8", {"head_dim": 8})
+    refused("has attention_bias True, but config.json has", {"attention_bias": False})
+    refused("glm4.attention.head_count is 'four'", attention__head_count="four")
+    refused("glm4.attention.head_count is 0", attention__head_count=0)
+    refused("1000 heads of 32 features", attention__head_count=1000, attention__key_length=0)
+    refused("glm4.attention.value_length is 8, not 16", attention__value_length=8)
+    refused("the field glm4.expert_count (4) is not supported", expert_count=4)
+    short = {name: x for name, x in file.fields.items() if "dimension_count" not in name}
+    with pytest.raises(GraphgenError, match=r"the field glm4.rope.dimension_count is missing"):
+        config_fields(file._replace(fields=short))
+
+
+def test_rows_of_groups_and_of_heads_have_to_fit(tmp_path: Path) -> None:
+    for which, part in (("falcon, new", "attn_qkv"), ("stablelm, parallel", "attn_q_norm")):
+        wanted = given(which)
+        random_checkpoint(tmp_path / "floats", wanted)
+        weights = {w.name: w.read() for w in read_header(tmp_path / "floats" / "model.safetensors")}
+        arrays = converted(wanted, weights)
+        own = next(name for name in arrays if part in name)
+        arrays[own] = arrays[own][:-1] if part == "attn_qkv" else arrays[own].ravel()
+        tensors = {n: ("F32", w.shape, w.astype("<f4").tobytes()) for n, w in arrays.items()}
+        gguf(tmp_path / "a.gguf", metadata(wanted), tensors)
+        file = open_gguf(tmp_path / "a.gguf")
+        with pytest.raises(GraphgenError, match=rf"{own}.* (heads|a row for each head)"):
+            read_gguf(file, Config(wanted))

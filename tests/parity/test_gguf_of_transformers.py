@@ -1,0 +1,94 @@
+"""GGUF files of transformers' modules, with the names of the gguf package, against the modules."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf_files import ARCHITECTURES, converted, gguf_name, metadata
+from test_gguf_families import FAMILIES, given
+
+from graphgen.models.published import from_folder
+from graphgen.models.published.gguf_tokenizer import folder_of
+
+torch = pytest.importorskip("torch", reason="needs torch (make parity)")
+transformers = pytest.importorskip("transformers", reason="needs transformers (make parity)")
+package = pytest.importorskip("gguf", reason="needs the gguf package")
+
+from published_decoders import weight  # noqa: E402
+from test_families import relative_rms, session  # noqa: E402
+
+pytestmark = pytest.mark.parity
+
+BOUND = 1e-5  # relative RMS in float32
+# Which of transformers' classes read such files themselves, and mean the same by them.
+ALSO = {"gemma2": True, "gemma3_text": True, "gpt2": True, "starcoder2, no biases": False}
+
+
+def modules(which: str) -> tuple[Any, dict[str, Any]]:
+    """A module with random weights, and those by their names."""
+    config = transformers.AutoConfig.for_model(**given(which))
+    module = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            parameter.copy_(torch.from_numpy(weight(name, tuple(parameter.shape))))
+    own = {name: x.detach().numpy() for name, x in module.named_parameters()}
+    return module.eval(), own
+
+
+def write(path: Path, which: str, weights: dict[str, Any]) -> None:
+    """A file, written by the gguf package."""
+    fields = given(which)
+    arch = ARCHITECTURES.get(fields["model_type"], fields["model_type"])
+    writer = package.GGUFWriter(path, arch)
+    for name, value in metadata(fields).items():
+        if name == "general.architecture":
+            continue
+        kind = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}
+        kind.get(type(value), writer.add_string)(name, value)
+    rope = fields.get("rope_parameters") or {}
+    arrays = converted(fields, weights)
+    arrays |= {
+        f"rope_factors_{n}.weight": np.array(rope[f"{n}_factor"], np.float32)
+        for n in ("short", "long")
+        if f"{n}_factor" in rope
+    }
+    for name, array in arrays.items():
+        writer.add_tensor(name, np.ascontiguousarray(array, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.mark.parametrize("which", FAMILIES)
+def test_a_file_computes_what_the_module_does(which: str, tmp_path: Path) -> None:
+    kind = given(which)["model_type"]
+    module, weights = modules(which)
+    arch = ARCHITECTURES.get(kind, kind)
+    number = next(n for n, name in package.MODEL_ARCH_NAMES.items() if name == arch)
+    known = package.get_tensor_name_map(number, 8)
+    for name in weights:
+        base = name.rpartition(".")[0].partition(".norms.")[0]
+        wanted = known.get_name(base)
+        assert gguf_name(kind, f"{base}.weight") == f"{wanted}.weight", name
+    path = tmp_path / "model.gguf"
+    write(path, which, weights)
+    ids = np.random.default_rng(0).integers(1, 40, (2, 17))
+    with torch.no_grad():
+        wanted = module(torch.from_numpy(ids)).logits.numpy()
+    with folder_of(path) as folder:
+        model = from_folder(folder, gguf=path).model
+        run = session(model)
+        feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+        feeds["position_ids"] = np.tile(np.arange(17), (2, 1))
+        given_inputs = {
+            x.name: feeds.get(x.name, np.zeros((2, x.shape[1], 0, x.shape[3]), np.float32))
+            if x.name not in feeds
+            else feeds[x.name]
+            for x in run.get_inputs()
+        }
+        names = [x.name for x in run.get_outputs()]
+        logits = run.run(["logits"], given_inputs)[0]
+    assert "logits" in names
+    assert relative_rms(wanted, logits) < BOUND
