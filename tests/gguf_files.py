@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from published_decoders import fields as decoder
+from random_checkpoints import CAUSAL
 
 KINDS = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q4_K": 12}
 KINDS |= {"Q5_K": 13, "Q6_K": 14, "Q2_K": 10}
@@ -107,7 +109,7 @@ def converted(fields: dict[str, Any], weights: dict[str, Any]) -> dict[str, Any]
     """The arrays of a file: as the checkpoint has them, or changed as llama.cpp's code wants it."""
     kind, found = fields["model_type"], dict[str, Any]()
     stacks = dict[str, list[Any]]()
-    heads = fields.get("num_attention_heads", fields.get("n_head"))
+    heads = fields["n_head" if kind == "gpt2" else "num_attention_heads"]
     kv_heads = fields.get("num_key_value_heads", heads)
     groups = heads
     if kind == "falcon":
@@ -137,8 +139,8 @@ def metadata(fields: dict[str, Any]) -> dict[str, Any]:
     """What a file says of a configuration, as the conversion writes it."""
     kind = fields["model_type"]
     arch = ARCHITECTURES.get(kind, kind)
-    features = fields.get("hidden_size", fields.get("n_embd"))
-    heads = fields.get("num_attention_heads", fields.get("n_head"))
+    features = fields["n_embd" if kind == "gpt2" else "hidden_size"]
+    heads = fields["n_head" if kind == "gpt2" else "num_attention_heads"]
     size = fields.get("head_dim", features // heads)
     rope = fields.get("rope_parameters") or {}
     part = rope.get("partial_rotary_factor", fields.get("partial_rotary_factor"))
@@ -205,6 +207,15 @@ def metadata(fields: dict[str, Any]) -> dict[str, Any]:
     return {"general.architecture": arch, **own}
 
 
+def in_bytes(w: Any) -> tuple[bytes, Any]:
+    """A matrix as Q8_0, and what it means."""
+    each = w.reshape(len(w), -1, 32)
+    scales = (np.abs(each).max(-1, keepdims=True) / 127).astype("<f2")
+    q = np.rint(each / scales.astype(np.float32)).clip(-127, 127).astype(np.int8)
+    data = np.concatenate([scales.view(np.uint8), q.view(np.uint8)], axis=-1)
+    return data.tobytes(), (scales.astype(np.float32) * q).reshape(w.shape)
+
+
 def write_gguf(path: Path, fields: dict[str, Any], weights: dict[str, Any]) -> None:
     """A file, in float32, of a checkpoint with these fields of config.json."""
     arrays = converted(fields, weights)
@@ -214,3 +225,52 @@ def write_gguf(path: Path, fields: dict[str, Any], weights: dict[str, Any]) -> N
             arrays[f"rope_factors_{name}.weight"] = np.array(factors)
     tensors = {n: ("F32", w.shape, w.astype("<f4").tobytes()) for n, w in arrays.items()}
     gguf(path, metadata(fields), tensors)
+
+
+# Files lack these fields; all published checkpoints have the same.
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "smollm3": {"no_rope_layer_interval": 4},
+    "gemma2": {
+        "query_pre_attn_scalar": 16,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+    },
+    "gemma3_text": {"query_pre_attn_scalar": 16, "sliding_window_pattern": 6},
+    "gemma3_text, linear": {
+        "query_pre_attn_scalar": 16,
+        "sliding_window_pattern": 6,
+        "layer_types": None,
+    },
+    "cohere2": {"sliding_window_pattern": 4},
+    "starcoder2": {"sliding_window": 4096, "norm_epsilon": 1e-3},
+    "starcoder2, no biases": {"sliding_window": 4096},
+    "glm4": {"attention_bias": True},
+    "granite": {"attention_bias": True, "rms_norm_eps": 1e-3},
+    "falcon": {"bias": False},
+    "gpt_neox": {"layer_norm_eps": 1e-3},
+    "gpt_neox, in turn": {"hidden_act": "gelu", "attention_bias": True},
+}
+FAMILIES = [
+    *PUBLISHED,
+    "olmo2",
+    "olmo2, biases",
+    "phi3",
+    "phi3, longrope",
+    "phi3, part of a head",
+    "gemma",
+    "cohere",
+    "cohere, norms",
+    "stablelm",
+    "stablelm, parallel",
+    "falcon, new",
+    "falcon, one norm",
+    "gpt2",
+    "llama",
+    "qwen2",
+]
+
+
+def given(which: str) -> dict[str, Any]:
+    """The fields of a configuration of which a file says all."""
+    found = CAUSAL[which] if which in CAUSAL else decoder(which) | PUBLISHED.get(which, {})
+    return {name: value for name, value in found.items() if value is not None}

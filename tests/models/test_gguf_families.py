@@ -7,62 +7,20 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import pytest
-from gguf_files import converted, gguf, metadata, write_gguf
-from published_decoders import fields
-from random_checkpoints import CAUSAL, random_checkpoint
+from gguf_files import FAMILIES, converted, gguf, given, in_bytes, metadata, write_gguf
+from random_checkpoints import random_checkpoint
+from schemes import EIGHT
+from small_models import relative_rms, run_plain
 
+import graphgen as gg
 from graphgen.errors import GraphgenError
 from graphgen.models.published import from_folder
 from graphgen.models.published.config import Config
 from graphgen.models.published.gguf import open_gguf
 from graphgen.models.published.gguf_names import config_fields, read_gguf
+from graphgen.quantize.effect import feeds_of
+from graphgen.quantize.kept import keep_bits
 from graphgen.safetensors import read_header
-
-# Files lack these fields; all published checkpoints have the same.
-PUBLISHED: dict[str, dict[str, Any]] = {
-    "smollm3": {"no_rope_layer_interval": 4},
-    "gemma2": {
-        "query_pre_attn_scalar": 16,
-        "attn_logit_softcapping": 50.0,
-        "final_logit_softcapping": 30.0,
-    },
-    "gemma3_text": {"query_pre_attn_scalar": 16, "sliding_window_pattern": 6},
-    "gemma3_text, linear": {
-        "query_pre_attn_scalar": 16,
-        "sliding_window_pattern": 6,
-        "layer_types": None,
-    },
-    "cohere2": {"sliding_window_pattern": 4},
-    "starcoder2": {"sliding_window": 4096, "norm_epsilon": 1e-3},
-    "starcoder2, no biases": {"sliding_window": 4096},
-    "glm4": {"attention_bias": True},
-    "granite": {"attention_bias": True, "rms_norm_eps": 1e-3},
-    "falcon": {"bias": False},
-    "gpt_neox": {"layer_norm_eps": 1e-3},
-    "gpt_neox, in turn": {"hidden_act": "gelu", "attention_bias": True},
-}
-FAMILIES = [
-    *PUBLISHED,
-    "olmo2",
-    "olmo2, biases",
-    "phi3",
-    "phi3, longrope",
-    "phi3, part of a head",
-    "gemma",
-    "cohere",
-    "cohere, norms",
-    "stablelm",
-    "stablelm, parallel",
-    "falcon, new",
-    "falcon, one norm",
-    "gpt2",
-]
-
-
-def given(which: str) -> dict[str, Any]:
-    """The fields of a configuration of which a file says all."""
-    found = CAUSAL["gpt2"] if which == "gpt2" else fields(which) | PUBLISHED.get(which, {})
-    return {name: value for name, value in found.items() if value is not None}
 
 
 def graph(model: ir.Model) -> tuple[list[Any], dict[str, Any]]:
@@ -97,6 +55,34 @@ def test_a_file_gives_the_graph_of_its_checkpoint(which: str, tmp_path: Path) ->
     assert graph(from_folder(folder).model)[0] == a[0]
 
 
+@EIGHT
+@pytest.mark.parametrize(("which", "kept"), [("gpt2", 18), ("falcon, new", 10)])
+def test_bits_are_kept_where_rows_are_in_another_order(
+    which: str, kept: int, tmp_path: Path
+) -> None:
+    wanted = given(which)
+    random_checkpoint(tmp_path / "floats", wanted)
+    weights = {w.name: w.read() for w in read_header(tmp_path / "floats" / "model.safetensors")}
+    few, floats = {}, {}
+    for name, w in converted(wanted, weights).items():
+        floats[name] = ("F32", w.shape, w.astype("<f4").tobytes())
+        if name.endswith("weight") and w.ndim == 2 and "blk" in name and w.shape[1] % 32 == 0:
+            data, meant = in_bytes(w)
+            few[name] = ("Q8_0", w.shape, data)
+            floats[name] = ("F32", w.shape, meant.astype("<f4").tobytes())
+    models = []
+    for name, tensors in (("a", floats), ("b", floats | few)):
+        (tmp_path / name).mkdir()
+        gguf(tmp_path / name / "model.gguf", metadata(wanted), tensors)
+        (tmp_path / name / "config.json").write_text(json.dumps(wanted))
+        models.append(gg.optimize(from_folder(tmp_path / name).model).model)
+    model, report = keep_bits(models[1], method="gguf")
+    assert len(report.layers) == kept and not report.kept()
+    [feed] = feeds_of(model, np.random.default_rng(0).integers(0, 40, (2, 5)), rows=2)
+    a, b = (run_plain(m, dict(feed))[0] for m in (models[0], model))
+    assert relative_rms(a, b) < 0.03  # what products read has 8 bits
+
+
 def test_what_a_file_says_is_compared_with_the_configuration(tmp_path: Path) -> None:
     wanted = given("glm4")
     random_checkpoint(tmp_path / "floats", wanted)
@@ -107,7 +93,7 @@ def test_what_a_file_says_is_compared_with_the_configuration(tmp_path: Path) -> 
     def refused(told: str, config: dict[str, Any] | None = None, **changed: Any) -> None:
         own = {f"glm4.{name.replace('__', '.')}": x for name, x in changed.items()}
         with pytest.raises(GraphgenError) as caught:
-            other = file._replace(fields=file.fields | own)
+            other = file._replace(fields={**file.fields, **own})
             read_gguf(other, Config(wanted | config)) if config else config_fields(other)
         assert told in str(caught.value) and "\n" not in str(caught.value)
 

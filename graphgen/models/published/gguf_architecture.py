@@ -76,7 +76,7 @@ class Architecture:
 
 def like_llama(name: str, *needed: str, **own: Any) -> Architecture:
     """With Llama's names of tensors and fields, except where `own` says otherwise."""
-    given = {"layer": LAYER, "others": OTHERS, "fields": WITH_RMS} | own
+    given: dict[str, Any] = {"layer": LAYER, "others": OTHERS, "fields": WITH_RMS} | own
     epsilon = RMS if RMS in given["fields"] else MEAN
     return Architecture(name=name, needed=(*SIZES, epsilon, *needed), **given)
 

@@ -90,11 +90,11 @@ def _said(file: Gguf, arch: Architecture) -> _Said:
     own = {n.removeprefix(prefix): x for n, x in file.fields.items() if n.startswith(prefix)}
     own = {n: x for n, x in own.items() if n not in nothing or x != nothing[n]}
     for name in dict.fromkeys([*arch.needed, *arch.fields]):
-        value = own.get(name)
+        value: Any = own.get(name)
         if value is None and name not in arch.needed:
             continue
         told = "is missing" if value is None else f"is {value!r:.40}"
-        if type(value) not in (int, float, bool) or (name in _SIZES and value < 1):
+        if not isinstance(value, int | float) or (name in _SIZES and value < 1):
             problem = f"the field {prefix}{name} {told}"
             raise GraphgenError(f"{file.path}: {problem}; download it again, or convert it again")
     try:

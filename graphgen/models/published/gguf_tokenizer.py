@@ -14,7 +14,7 @@ from graphgen.models.published.gguf import Gguf, open_gguf
 from graphgen.models.published.gguf_names import config_fields
 
 _FIELD = "tokenizer.ggml."
-_UNKNOWN, _CONTROL, _OWN, _BYTE = 2, 3, 4, 6  # types of tokens
+_UNKNOWN, _CONTROL, _OWN, _BYTE = 2, 3, 4, 6  # types
 _TIKTOKEN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{%s}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -26,8 +26,7 @@ _ONES = ("smollm", "starcoder", "refact", "command-r")
 
 
 def _split(pattern: str) -> dict[str, Any]:
-    part: dict[str, Any] = json.loads('{"type": "Split", "behavior": "Isolated", "invert": false}')
-    return part | {"pattern": {"Regex": pattern}}
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
 
 
 _SPLITS: dict[str, list[dict[str, Any]]] = {
