@@ -26,7 +26,8 @@ _ONES = ("smollm", "starcoder", "refact", "command-r")
 
 
 def _split(pattern: str) -> dict[str, Any]:
-    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    part: dict[str, Any] = json.loads('{"type": "Split", "behavior": "Isolated", "invert": false}')
+    return part | {"pattern": {"Regex": pattern}}
 
 
 _SPLITS: dict[str, list[dict[str, Any]]] = {
@@ -36,7 +37,6 @@ _SPLITS: dict[str, list[dict[str, Any]]] = {
     **{key: [{"type": "Digits", "individual_digits": True}, _BYTES] for key in _ONES},
 }
 """How texts are cut before their bytes are merged, by tokenizer.ggml.pre."""
-
 _NFC = ("qwen2", "deepseek-r1-qwen", "command-r")  # compose letters and accents first
 _WHOLE = ("llama-bpe",)  # take a piece that is a token as it is, and begin texts with BOS
 
