@@ -1,6 +1,6 @@
-"""The architectures whose GGUF files are read, with the names of gguf-py's tables of tensors.
+"""The architectures whose GGUF files are read, with the names of the gguf package's tables.
 
-https://pypi.org/project/gguf
+https://github.com/ggml-org/llama.cpp/tree/master/gguf-py
 """
 
 from graphgen.models.published.gguf_architecture import (
