@@ -11,6 +11,7 @@ tokens are those of a given text while every layer computes as always. The texts
 - other: that page, and another one, which only shares the language;
 - random: random tokens, all different.
 
+With `--encoder`, an mBART of 6 and 6 layers whose encoder reads the prompt writes the same texts.
 `draft` guesses by a GPT-2 of 2 layers and 256 features that is right in `--right` of the positions.
 A byte-pair encoding of 8,192 tokens is trained on the docs and the source. The tokens have to be
 those without guesses. Exit 3 if they are not, if prompt lookup brings edit or summary less than 1.5
@@ -25,6 +26,7 @@ import os
 import re
 import statistics
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,7 @@ from rich.table import Table
 
 import graphgen as gg
 from graphgen.generation import Generator
+from graphgen.models.published import FAMILIES
 from graphgen.models.published.config import Config
 from graphgen.models.published.decoder import CausalLM
 from graphgen.models.published.gpt2 import gpt2
@@ -86,18 +89,39 @@ def make(text: list[int], layers: int, features: int, right: float = 1.0) -> Any
     """A GPT-2 that continues a beginning of these tokens by the others, where it is right."""
     fields = {"vocab_size": VOCABULARY, "n_embd": features, "n_layer": layers, "n_positions": 2048}
     config = Config({"model_type": "gpt2", "n_head": features // 64, **fields})
-    module = CausalLM(gpt2(config))
+    module = fill(CausalLM(gpt2(config)), text[1:], features, right)
+    inputs: dict[str, Any] = module.inputs()
+    return gg.optimize(gg.build(module, **inputs)).model
+
+
+def behind_an_encoder(text: list[int], layers: int, features: int, folder: Path) -> Path:
+    """A folder of an mBART that writes these tokens."""
+    fields = {"model_type": "mbart", "vocab_size": VOCABULARY, "d_model": features}
+    fields |= {"max_position_embeddings": 2046, "decoder_start_token_id": 0}
+    for side in ("encoder", "decoder"):
+        fields |= {f"{side}_layers": layers, f"{side}_ffn_dim": 4 * features}
+        fields |= {f"{side}_attention_heads": features // 64}
+    module = FAMILIES["mbart"].tasks["text2text-generation"](Config(fields))
+    fill(module, [0, 0, *text], features)  # the first two positions are for padding
+    (folder / "config.json").write_text(json.dumps(fields))
+    for name, (part, inputs) in module.graphs().items():
+        gg.export(gg.optimize(gg.build(part, **inputs)), folder / name)
+    return folder
+
+
+def fill(module: Any, next_: list[int], features: int, right: float = 1.0) -> Any:
+    """Give a module its weights; `next_` is what follows each position, where it is right."""
     random = np.random.default_rng(0)
     table = random.standard_normal((VOCABULARY, features), np.float32) * np.float32(0.02)
-    wrong = random.random(len(text)) >= right
-    next_ = np.where(wrong, random.integers(0, VOCABULARY, len(text)), text)
+    wrong = random.random(len(next_)) >= right
+    written = np.where(wrong, random.integers(0, VOCABULARY, len(next_)), next_)
 
     def weight(name: str, shape: tuple[int, ...]) -> Any:
-        if name.endswith("embedding.weight"):
+        if name.endswith(("embedding.weight", "shared.weight")):
             return table
         if shape == (2048, features):
             places = np.zeros(shape, np.float32)
-            places[: len(text) - 1] = 20 * table[next_[1:]]
+            places[: len(written)] = 20 * table[written]
             return places
         ends = any(part in name for part in ("output", "down"))  # of a block: they change little
         scale = np.float32(2e-4 if ends else 0.02)
@@ -108,8 +132,7 @@ def make(text: list[int], layers: int, features: int, right: float = 1.0) -> Any
     for name, item in members(module):
         if isinstance(item, Parameter):
             item.initialize = lambda _, shape, name=name: weight(name, shape)
-    inputs: dict[str, Any] = module.inputs()
-    return gg.optimize(gg.build(module, **inputs)).model
+    return module
 
 
 def measure(
@@ -130,6 +153,7 @@ def main() -> int:
     parser.add_argument("--prompt", type=int, default=600, help="tokens of a prompt, at most")
     parser.add_argument("--new", type=int, default=200, help="tokens behind it, at most")
     parser.add_argument("--right", type=float, default=0.8, help="of the draft's guesses")
+    parser.add_argument("--encoder", action="store_true", help="behind an encoder, without a draft")
     parser.add_argument("--scheme", choices=["int4"], help="of the weights, instead of float32")
     parser.add_argument(
         "--cpu-time", action="store_true", help="of this process, on a busy machine"
@@ -137,21 +161,31 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="small and once; nothing can fail")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     args = parser.parse_args()
+    if args.encoder and args.scheme:
+        parser.error("--encoder: its weights stay in float32; leave out --scheme")
     sizes, rounds = ((2, 128), 1) if args.quick else ((12, 768), args.rounds)
     clock = time.process_time if args.cpu_time else time.perf_counter
     rows, failed = list[dict[str, Any]](), list[str]()
+    written = tempfile.TemporaryDirectory()
     for name, (prompt, new) in texts(args.prompt, 64 if args.quick else args.new).items():
         if name not in args.only:
             continue
-        graph = make([*prompt, *new], *sizes)
+        graph: Any
+        if args.encoder:
+            folder = Path(written.name, name)
+            folder.mkdir()
+            graph = behind_an_encoder(new, sizes[0] // 2, sizes[1], folder)
+        else:
+            graph = make([*prompt, *new], *sizes)
         graph = quantize(graph, args.scheme, threshold=9.0)[0] if args.scheme else graph
-        draft = Generator(make([*prompt, *new], 2, 256, args.right), threads=args.threads)
         plain = Generator(graph, threads=args.threads)
         ways: dict[str, tuple[Generator, Any]] = {
             "plain": (plain, {}),
             "prompt lookup": (plain, {"speculate": "prompt-lookup"}),
-            "draft": (Generator(graph, threads=args.threads, draft=draft), {}),
         }
+        if not args.encoder:
+            draft = Generator(make([*prompt, *new], 2, 256, args.right), threads=args.threads)
+            ways["draft"] = (Generator(graph, threads=args.threads, draft=draft), {})
         rates: dict[str, list[float]] = {way: [] for way in ways}
         last = {}
         for turn in range(rounds + 1):

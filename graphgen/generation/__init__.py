@@ -175,8 +175,12 @@ class Generator:
 
     def _check_draft(self, draft: "Generator") -> None:
         """Raise GraphgenError unless a draft model's tokens are those of this model."""
-        if isinstance(draft.decoder, EncoderDecoder):
-            raise GraphgenError("generate: the draft model has an encoder; give a decoder alone")
+        for whose, one in (("draft ", draft), ("", self)):
+            if isinstance(one.decoder, EncoderDecoder):
+                raise GraphgenError(
+                    f"generate: the {whose}model has an encoder, and a draft is for decoders "
+                    "alone; leave out draft"
+                )
         if self.folder is None or draft.folder is None:
             sizes = [one.decoder.vocabulary for one in (draft, self)]
             if sizes[0] != sizes[1]:

@@ -61,6 +61,10 @@ class Continuation:
     ) -> None:
         self._generator, self._decoder, self.options = generator, generator.decoder, options
         self._begin, self._sources, self._chosen, self._random = begin, sources, chosen, random
+        self._known = begin  # what guesses are looked up in
+        if isinstance(self._decoder, EncoderDecoder) and not self._decoder.hears:
+            copies = options.num_return_sequences
+            self._known = [[*sources[i // copies], *row] for i, row in enumerate(begin)]
         self._most, self._bend, self._marks, self._effort = most, bend, marks, effort
         self._then = since
         self._strings, self._ends = options.strings, options.ends
@@ -216,7 +220,7 @@ class Continuation:
             then = time.perf_counter()
             behind = [row for row in rows if not ended[row] and not ahead[row]]
             if step and behind:
-                given = {row: [*self._begin[row], *made[row]] for row in behind}
+                given = {row: [*self._known[row], *made[row]] for row in behind}
                 room = self._most - max(len(made[row]) for row in behind)
                 [longest, *_] = sorted(map(len, given.values()), reverse=True)
                 if self._bend and longest <= self._bend:  # all that is read together turns alike

@@ -72,13 +72,14 @@ def open_decoder(
             files, there = [found[_ENCODER], found[_DECODER]], provider == "webgpu"
             if adapter is None and adapters is None and not there:
                 encoder = Session(files[0], options=QUIET, **how)
-                return EncoderDecoder(encoder, Session(files[1], **how))
+                bound = _bound(load(files[1]), in_folder=True)
+                return EncoderDecoder(encoder, Session(files[1], **how), bound)
             both = adapted([load(file) for file in files], "generate", adapter, adapters)
-            sessions = [
+            encoder, decoder = (
                 session_on(_for_webgpu(graph) if there else graph, file, changed, **how)
                 for file, (graph, changed) in zip(files, both, strict=True)
-            ]
-            return EncoderDecoder(*sessions)
+            )
+            return EncoderDecoder(encoder, decoder, _bound(both[1][0], in_folder=True))
         if _SINGLE not in found:
             raise GraphgenError(f"generate: {path} has no {_SINGLE}; write it with graphgen build")
         path = found[_SINGLE]

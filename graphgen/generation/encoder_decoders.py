@@ -22,13 +22,9 @@ class EncoderDecoder(Decoder):
     them; with use_cache_branch, it takes them back. Those of its own tokens grow.
     """
 
-    def __init__(self, encoder: Session, decoder: Session) -> None:
+    def __init__(self, encoder: Session, decoder: Session, bound: str = "") -> None:
         note = "a decoder that reads an encoder's output grows its cache"
-        super().__init__(
-            decoder,
-            note=note,
-            bound="behind an encoder, rows begin with nothing to look up; leave out speculate",
-        )
+        super().__init__(decoder, note=note, bound=bound)
         self.encoder = encoder
         self.begin: list[list[int]] = []
         self._read: tuple[Any, Any, dict[str, Array]] = (None, None, {})
@@ -58,7 +54,11 @@ class EncoderDecoder(Decoder):
         return self._read[2]
 
     def apart(self, rows: int) -> str:
-        return self.bound
+        if self.hears:
+            return "a sound has no tokens to look up; leave out speculate"
+        if rows > 1:
+            return "behind an encoder, all rows have one length: give one prompt at a time"
+        return ""
 
     def start(
         self,
@@ -80,14 +80,25 @@ class EncoderDecoder(Decoder):
         return logits.repeat(beams, 0)
 
     def step(self, tokens: Array) -> Array:
+        return self._grow(tokens[:, None])[:, -1]
+
+    def extend(self, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> list[Array]:
+        return [*self._grow(np.array(tokens))]
+
+    def forget(self, row: int, count: int) -> None:
+        if count:
+            self.past |= self._picked(np.s_[:, :, :-count], _OWN)
+
+    def _grow(self, ids: Array) -> Array:
+        """The logits after each of more tokens, (R, T)."""
         grown = {}
         for name, old in self.past.items():
             if _OWN in name:
                 rows, heads, length, size = old.shape
-                longer = np.empty((rows, heads, length + 1, size), old.dtype)
+                longer = np.empty((rows, heads, length + ids.shape[1], size), old.dtype)
                 grown[name] = self.session.place(longer)
-        new = {"input_ids": tokens[:, None], "use_cache_branch": [True]}
-        logits = self._run({**self.given, **new}, self.past, grown)[:, -1]
+        new = {"input_ids": ids, "use_cache_branch": [True]}
+        logits = self._run({**self.given, **new}, self.past, grown, ids.shape[1])
         self.past |= grown
         return logits
 

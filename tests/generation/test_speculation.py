@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import published_seq2seq as seq2seq
 import pytest
 from published_decoders import checkpoint
+from random_checkpoints import stored_shapes, write_weights
 from test_generate import CONFIG, CONTEXT, PROMPTS, copied, folder, graph, model, source
 
 import graphgen as gg
@@ -20,7 +22,8 @@ from graphgen.generation import Generator, decoder as decoders, speculation
 from graphgen.generation.growing import Growing
 from graphgen.generation.speculation import Lookup, Speculation
 from graphgen.match import Miss
-from graphgen.models.published import from_folder
+from graphgen.models.published import FAMILIES, from_folder
+from graphgen.models.published.config import Config
 from graphgen.quantize import quantize
 
 pytest.importorskip("tokenizers")
@@ -310,3 +313,35 @@ def test_processors_and_bad_words(generator: Generator) -> None:
     for wrong in (lambda row, x: x[:5], lambda row, x: x * np.nan, lambda row, x: None):
         with pytest.raises(GraphgenError, match="the logits processor <lambda> returned"):
             next(generator([3], logits_processors=[wrong]))
+
+
+@pytest.mark.parametrize("which", ["mt5", "pegasus"])
+def test_guesses_behind_an_encoder(which: str, tmp_path: Path, eager: None) -> None:
+    """They are looked up in what the encoder reads, too; the cache grows by several tokens."""
+    fields = seq2seq.fields(which)
+    fields |= {"max_position_embeddings": 64} if which == "pegasus" else {}
+    family, source = FAMILIES[which], tmp_path / "in"
+    module = family.tasks["text2text-generation"](Config(fields))
+    arrays = {n: seq2seq.weight(n, shape) for n, shape in stored_shapes(family, module).items()}
+    source.mkdir()
+    (source / "config.json").write_text(json.dumps(fields))
+    write_weights(source / "model.safetensors", arrays)
+    models = {f"onnx/{n}": gg.optimize(m).model for n, m in from_folder(source).models.items()}
+    generator = Generator(write_folder(source, tmp_path / "out", models), threads=1)
+    prompt, looked_up = [token % 40 for token in PERIOD], set[int]()
+    for options in ({}, {"temperature": 1.5, "seed": 3}, {"repetition_penalty": 1.4}):
+        how: Any = {"max_new_tokens": 30, "eos": [], **options}
+        wanted = tokens(generator(prompt, **how))
+        found = generator(prompt, speculate="prompt-lookup", **how)
+        assert tokens(found) == wanted
+        assert found.speculation is not None and found.speculation.checked > 9
+        looked_up |= {*found.speculation.guesser._places[0].values()}  # type: ignore[union-attr]
+    assert min(looked_up) < len(prompt) < max(looked_up)
+    with pytest.raises(GraphgenError, match="all rows have one length: give one prompt at a time"):
+        generator([prompt, prompt], speculate="prompt-lookup")
+    with pytest.raises(GraphgenError, match="the model has an encoder, and a draft is for decod"):
+        gg.generate(tmp_path / "out", prompt, draft=model())
+    small = {n: quantize(x, "int8", threshold=9.0)[0] for n, x in models.items()}
+    own = Generator(write_folder(source, tmp_path / "small", small), threads=1)
+    with pytest.raises(GraphgenError, match="int8 products scale all tokens that are read tog"):
+        own(prompt, speculate="prompt-lookup")

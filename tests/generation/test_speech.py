@@ -166,7 +166,7 @@ def test_long_sounds_and_timestamps(built: Path, tmp_path: Path, capsys: Any) ->
     ):
         with pytest.raises(GraphgenError, match=told):
             generator([long], **more)
-    with pytest.raises(GraphgenError, match="behind an encoder, rows begin with nothing"):
+    with pytest.raises(GraphgenError, match="a sound has no tokens to look up; leave"):
         next(generator([long], speculate="prompt-lookup"))
 
 
