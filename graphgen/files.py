@@ -62,6 +62,22 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
         return stream.read(os.fstat(stream.fileno()).st_size)
 
 
+def read_row(line: str | bytes) -> Any:
+    """The value in a line of JSON. Raises ValueError, also for an object with a name twice.
+
+    `json.loads` takes the last of its values, without a word.
+    """
+    return json.loads(line, object_pairs_hook=_once)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found, names = dict(pairs), [name for name, _ in pairs]
+    if len(found) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"two values of an object are called {twice!r}")
+    return found
+
+
 def read_json(path: Path, kind: type | tuple[type, ...] = dict) -> Any:
     """The object, or list, or either, in a JSON file of at most 16 MiB."""
     try:

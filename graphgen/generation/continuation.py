@@ -216,6 +216,7 @@ class Continuation:
         made: list[list[int]] = [[] for _ in rows]
         ahead: list[deque[int]] = [deque() for _ in rows]
         ended, live = [False for _ in rows], [*rows]  # the rows of the decoder
+        seconds = 0.0  # of a check, and of forgetting what was wrong
         for step in range(self._most):
             then = time.perf_counter()
             behind = [row for row in rows if not ended[row] and not ahead[row]]
@@ -227,9 +228,9 @@ class Continuation:
                     room = min(room, self._bend - longest + 1)
                 guesses = speculation.guesses(given, room)
                 fed = [[made[row][-1], *guesses.get(row, ())] for row in behind]
-                checked = time.perf_counter()
+                began = time.perf_counter()
                 logits_of = self._decoder.extend([live.index(row) for row in behind], fed)
-                speculation.took(time.perf_counter() - checked, guesses, len(live))
+                seconds = time.perf_counter() - began
                 found = dict(zip(behind, logits_of, strict=True))
             for row in behind:
                 guessed, before = guesses.get(row, []), len(made[row])
@@ -243,8 +244,12 @@ class Continuation:
                 ahead[row].extend(new)
                 if step:
                     right = sum(map(int.__eq__, guessed, new))
+                    began = time.perf_counter()
                     self._decoder.forget(live.index(row), len(guessed) - right)
+                    seconds += time.perf_counter() - began
                     speculation.learn(row, guessed, right, new)
+            if step and behind:
+                speculation.took(seconds, guesses, len(live))
             next_ = [ahead[row].popleft() if ahead[row] else None for row in rows]
             for row, token in enumerate(next_):
                 self.tokens[row] += [] if token is None else [token]

@@ -376,6 +376,7 @@ def test_texts_of_different_lengths_are_classified_by_a_decoder(tmp_path, data):
 GOOD = '{"text": "w1 w2"}'
 BAD = {
     "no JSON": ('{"text": "w1"', r"line 2: .*delimiter"),
+    "a name twice": ('{"text": "w1", "text": "w2"}', "line 2: two values .* are called 'text'"),
     "no object": ("[1]", "line 2: a list, not an object"),
     "no text": ('{"txt": "w1"}', "line 2 has neither `text`, a string, nor `ids`"),
     "text is a number": ('{"text": 3}', "line 2 has neither"),

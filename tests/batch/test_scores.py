@@ -156,6 +156,7 @@ def test_a_text_has_gates_and_json(
     [
         ("", "has no rows"),
         ("{", "line 1 is not JSON"),
+        ('{"text": "w1", "label": 0, "label": 1}', "two values of an object are called 'label'"),
         ('{"text": "w1"}', "text and label, or prompt and answer"),
         ('{"prompt": "w1", "answer": 3}', "a row has prompt and answer, which are texts"),
         ('{"prompt": "w1", "answer": " w2"}\n{"text": "w1", "label": 0}', "line 2: a row has prom"),

@@ -19,6 +19,7 @@ from graphgen.generation.decoder import EncoderDecoder
 from graphgen.models.published import FAMILIES, from_folder
 from graphgen.models.published.config import Config
 from graphgen.models.published.seq2seq import DECODER, ENCODER
+from graphgen.models.published.t5 import t5 as t5_specification
 from graphgen.models.published.weights import read_weights
 from graphgen.nn.position import buckets
 from graphgen.runtime import QUIET
@@ -314,6 +315,15 @@ def test_an_output_layer_is_told_or_stored(
     config = Config({**PUBLISHED["t5"], **fields})
     config.stored = frozenset(stored)
     assert (generation(config).head is not None) == own
+
+
+@pytest.mark.parametrize(("fields", "scaled"), [({}, True), ({"tie_word_embeddings": False}, False)])
+def test_scaled_outputs_that_are_null_are_not_scaled(fields: dict[str, Any], scaled: bool) -> None:
+    """As in transformers, where only a field that is absent follows the tied embeddings."""
+    given = {n: x for n, x in PUBLISHED["t5"].items() if n != "scale_decoder_outputs"} | fields
+    assert (t5_specification(Config(given)).last_scale != 1.0) == scaled
+    null = Config(given | {"scale_decoder_outputs": None})
+    assert t5_specification(null).last_scale == 1.0
 
 
 def test_buckets_grow_with_the_distance() -> None:

@@ -153,6 +153,9 @@ def test_files_that_do_not_fit_are_one_error(tmp_path):
     (tmp_path / "text.jsonl").write_text("one\n")
     with pytest.raises(GraphgenError, match="line 1: Expecting value"):
         read(str(tmp_path / "text.jsonl"), INPUTS)
+    (tmp_path / "twice.jsonl").write_text('{"ids": [1], "labels": [1], "ids": [2]}\n')
+    with pytest.raises(GraphgenError, match="line 1: two values of an object are called 'ids'"):
+        read(str(tmp_path / "twice.jsonl"), INPUTS)
     (tmp_path / "empty.jsonl").write_text("")
     with pytest.raises(GraphgenError, match=r"empty.jsonl has no rows; give at least one"):
         read(str(tmp_path / "empty.jsonl"), INPUTS)

@@ -52,7 +52,7 @@ def t5(config: Config) -> Specification:
     tied = config.take("tie_word_embeddings", bool, True)
     scaled = kind == "umt5" and tied
     if kind == "t5":
-        scaled = config.take("scale_decoder_outputs", bool, tied)
+        scaled = bool(config.optional("scale_decoder_outputs", bool, tied))  # null: not
     # Newer files say that all are tied, but store the ones that are not.
     apart = "lm_head.weight" in config.stored and not (kind == "t5" and scaled)
     return Specification(
