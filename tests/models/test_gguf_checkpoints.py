@@ -27,6 +27,8 @@ from graphgen.models.published.gguf import open_gguf
 from graphgen.models.published.gguf_like import differences
 from graphgen.models.published.gguf_names import config_fields, read_gguf
 from graphgen.models.published.gguf_tokenizer import tokenizer_files
+from graphgen.passes.training.adapters import linears
+from graphgen.passes.training.by_row import quantized_linears, weight_of
 from graphgen.quantize.effect import feeds_of
 from graphgen.quantize.kept import keep_bits
 from graphgen.safetensors import read_header
@@ -199,6 +201,15 @@ def test_a_file_means_what_its_floats_do(
     wanted = gg.optimize(wanted).model
     model, report = keep_bits(gg.optimize(read).model, method="gguf")
     assert len(report.layers) == kept and not report.kept()
+    sites = {site.module: node for node, site in quantized_linears(model).items()}
+    whole = {site.module: weight_of(node) for node, site in linears(wanted).items()}
+    assert {*sites} | {"head"} == {"head", *(whole if kept else ())}
+    for module, node in sites.items():
+        if (kind if "layers" in module else table) in ("Q4_K", "Q5_K"):  # with minima of blocks
+            with pytest.raises(GraphgenError, match="in few bits that magnitudes"):
+                weight_of(node)
+        else:
+            np.testing.assert_allclose(weight_of(node), whole[module], rtol=1e-6, atol=1e-7)
     for node in model.graph:
         if node.op_type == "MatMulNBits" and kind in ("Q4_0", "Q4_K"):
             node.attributes["accuracy_level"] = ir.AttrInt64("accuracy_level", 1)

@@ -1,5 +1,6 @@
 """Several low-rank adapters beside one base: each row of a batch has its own."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -10,7 +11,7 @@ from graphgen import ops
 from graphgen.bits import Blocks, Rows
 from graphgen.errors import GraphgenError
 from graphgen.graph import constant, produced_by
-from graphgen.infer import describe, same_dim
+from graphgen.infer import describe, same_dim, same_shape
 from graphgen.match import Engine, Pass, PassReport, Rewrite
 from graphgen.op import Op, find_op, is_a, read_attributes
 from graphgen.operands import Array
@@ -55,7 +56,7 @@ _BIASES = {ops.gemm: 2, matmul_nbits: 5, matmul_integer_to_float: 6}
 def quantized_linears(model: ir.Model) -> dict[ir.Node, Linear]:
     """The products with weights in few bits, as quantizing writes them, with the modules they are.
 
-    A product of two terms, whose sum is that with eight bits in blocks, is none of them.
+    That of two terms, with eight bits in blocks, is the sum of both products.
     """
     nodes = {node: _quantized_at(node) for node in model.graph.all_nodes()}
     return {node: site for node, site in nodes.items() if site is not None}
@@ -67,20 +68,63 @@ def products(model: ir.Model) -> dict[ir.Node, Linear]:
 
 
 def _quantized_at(node: ir.Node) -> Linear | None:
-    integers = node.inputs[1] if is_a(node, *_QUANTIZED) else None
-    if integers is None or constant(integers) is None or _operand(node) is None:
+    product, x = _multiplied(node), _operand(node)
+    integers = product.inputs[1] if is_a(product, *_QUANTIZED) else None
+    if x is None or x.shape is None or integers is None or constant(integers) is None:
         return None
-    uses = node.outputs[0].uses()
-    if is_a(node, matmul_nbits) and uses and all(is_a(u.node, ops.reduce_sum) for u in uses):
-        return None
-    own = str(integers.name).removesuffix("_int4").removesuffix("_int8")
-    module = module_of(node, integers, own)
-    if is_a(node, matmul_nbits):
-        sizes = [node.attributes.get_int(name, 0) for name in "KN"]
-        return Linear(module, integers, True, 1.0, (sizes[0] or 0, sizes[1] or 0))
+    own = re.sub("_u?int[48]$", "", str(integers.name))
+    module = module_of(product, integers, own)
+    if is_a(product, matmul_nbits):
+        size, out = x.shape[-1], product.attributes.get_int("N", 0)
+        assert isinstance(size, int) and out is not None
+        return Linear(module, integers, True, 1.0, (size, out))
     assert integers.shape is not None
     size, out = integers.shape.numpy()
     return Linear(module, integers, False, 1.0, (size, out))
+
+
+def _multiplied(node: ir.Node) -> ir.Node:
+    """The product whose two results a node sums up, over their first axis; else the node."""
+    product = produced_by(node.inputs[0], matmul_nbits) if is_a(node, ops.reduce_sum) else None
+    over = product is not None and len(node.inputs) > 1 and _are(node.inputs[1], [0])
+    return product if product and over and node.attributes.get_int("keepdims", 1) == 0 else node
+
+
+def _source(x: ir.Value | None, *kinds: Op) -> ir.Value | None:
+    """What the node of such a kind that makes a value reads first."""
+    node = produced_by(x, *kinds)
+    return None if node is None else node.inputs[0]
+
+
+def _sum_of_terms(terms: ir.Value) -> ir.Value | None:
+    """x, if `terms` are t and x - t along a new first axis, maybe with columns of zeros behind.
+
+    Whatever t is, the products with both terms add up to that with x: products are linear.
+    """
+    both = produced_by(_source(terms, _reshape), ops.concat)
+    if both is None or len(both.inputs) != 2 or both.attributes.get_int("axis", -1) != 0:
+        return None
+    nodes = [produced_by(term, ops.unsqueeze) for term in both.inputs]
+    if not all(node is not None and _are(node.inputs[1], [0]) for node in nodes):
+        return None
+    first, rest = (_source(term, ops.unsqueeze) for term in both.inputs)
+    less = produced_by(rest, ops.sub)
+    whole = _source(less.inputs[0], _reshape) if less and less.inputs[1] is first else None
+    if whole is None or whole.shape is None or terms.shape is None:
+        return None
+    if not same_shape(terms.shape, ir.Shape([2, *whole.shape])):
+        return None
+    padded = produced_by(whole, ops.pad)
+    if padded is None:
+        return whole
+    pads = constant(padded.inputs[1])
+    behind = pads is not None and not pads[:-1].any() and pads[-1] > 0
+    return padded.inputs[0] if behind and len(padded.inputs) == 2 else whole
+
+
+def _are(x: ir.Value | None, numbers: Sequence[int]) -> bool:
+    array = constant(x)
+    return array is not None and [*array.reshape(-1)] == [*numbers]
 
 
 def _operand(node: ir.Node) -> ir.Value | None:
@@ -88,19 +132,24 @@ def _operand(node: ir.Node) -> ir.Value | None:
 
     Columns in another order, as in checkpoints that were sorted, are not those of the update.
     """
-    x = node.inputs[0]
-    if is_a(node, matmul_integer_to_float):
-        rounded = produced_by(x, dynamic_quantize_linear)
-        x = None if rounded is None else rounded.inputs[0]
+    product = _multiplied(node)
+    x = product.inputs[0] if product.inputs else None
+    if is_a(product, matmul_integer_to_float):
+        x = _source(x, dynamic_quantize_linear)
+    elif is_a(product, matmul_nbits) and x is not None:
+        whole = _sum_of_terms(x)
+        if (whole is None) != (product is node):  # one term alone, or a sum of other things
+            return None
+        if whole is None and x.shape and x.shape[-1] != node.attributes.get_int("K", 0):
+            return None
+        x = whole or x
     if x is None or x.dtype is not ir.DataType.FLOAT or x.shape is None or not x.shape:
         return None
-    turned = produced_by(x, ops.gather) if is_a(node, *_QUANTIZED) else None
+    turned = produced_by(x, ops.gather) if is_a(product, *_QUANTIZED) else None
     if turned is not None and turned.inputs[0] is not None:
         columns = len(turned.inputs[0].shape or ()) - 1
         if turned.attributes.get_int("axis", 0) in (-1, columns):
             return None
-    if is_a(node, matmul_nbits) and x.shape[-1] != node.attributes.get_int("K", 0):
-        return None
     return x
 
 
@@ -112,15 +161,16 @@ def weight_of(node: ir.Node) -> Array:
         return weight if site.by_rows else weight.T
     site = _quantized_at(node)
     assert site is not None
-    arrays = [None if value is None else constant(value) for value in node.inputs]
-    if is_a(node, matmul_integer_to_float):
+    product = _multiplied(node)
+    arrays = [None if value is None else constant(value) for value in product.inputs]
+    if is_a(product, matmul_integer_to_float):
         q, scale, zero = arrays[1], arrays[3], arrays[5] if len(arrays) > 5 else None
         if q is None or scale is None or (zero is not None and zero.any()):
             raise _unreadable(site)
         return Rows(q.T, np.broadcast_to(scale, (q.shape[1],))).dequantized()
     q, scale, zero = arrays[1], arrays[2], arrays[3] if len(arrays) > 3 else None
-    bits: Any = node.attributes.get_int("bits", 4)
-    if q is None or scale is None or bits not in (4, 8):
+    bits: Any = product.attributes.get_int("bits", 4)
+    if q is None or scale is None or bits not in (4, 8) or _is_shifted(node):
         raise _unreadable(site)
     if zero is None:
         middle, count = (8 | 8 << 4, -(-q.shape[1] // 2)) if bits == 4 else (128, q.shape[1])
@@ -129,6 +179,16 @@ def weight_of(node: ir.Node) -> Array:
         raise _unreadable(site)
     blocks = Blocks(q, scale.reshape(len(q), -1), zero.reshape(len(q), -1), site.sizes[0], bits)
     return blocks.dequantized()
+
+
+def _is_shifted(node: ir.Node) -> bool:
+    """Whether something is added for each block, as GGUF's minima: the weight is another, then."""
+    x, sums = _operand(node), [node]
+    for y in sums:
+        sums += [use.node for use in y.outputs[0].uses() if is_a(use.node, ops.add)]
+    thin = [_source(y, ops.mul) or y for add in sums for y in add.inputs]
+    blocks = [_source(_source(y, *PRODUCTS), ops.reduce_sum) for y in thin]
+    return any(_source(y, _reshape) is x for y in blocks)
 
 
 def _unreadable(site: Linear) -> GraphgenError:
@@ -214,7 +274,7 @@ def by_row(who: str, adapters: Sequence[Placed]) -> Pass:
             made = result + as_flat(update)
             return Rewrite(made, inputs, f"{len(adapters)} adapters", may_share=True)
 
-        rules = {op: [adapted] for op in PRODUCTS + _QUANTIZED}
+        rules = {op: [adapted] for op in (*PRODUCTS, *_QUANTIZED, ops.reduce_sum)}
         report = engine.run("by_row", model, rules, forward=True, nodes=matched)
         if left := [site for site in report.sites if site.status != "fired"]:
             raise GraphgenError(f"{who}: {left[0].where} has no adapter: {left[0].reason}")
