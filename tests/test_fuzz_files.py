@@ -354,6 +354,7 @@ def program() -> int:
     """Try mutants as the arguments say; return 1 if one fails."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=MUTANTS)
+    parser.add_argument("--first", type=int, default=0, help="go on at this one of --count")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--only", type=int)
@@ -380,7 +381,9 @@ def program() -> int:
         gc.freeze()
         told: Counter[str] = Counter()
         failures = []
-        indices = [options.only] if options.only is not None else range(options.count)
+        indices = (
+            [options.only] if options.only is not None else range(options.first, options.count)
+        )
         parts = [
             (originals, options.seed, indices[i :: options.jobs], options.keep)
             for i in range(options.jobs)
