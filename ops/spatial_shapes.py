@@ -56,8 +56,8 @@ def _pool(node: ir.Node, context: ShapeInferenceContext) -> None:
     """⌊(n - reach) / stride⌋ + 1 windows in n elements; reach is a window without its padding.
 
     The runtime rounds a negative quotient to 0: where n is less than reach, though by less than a
-    stride, there is one window. It refuses n = 0. To round up, as `ceil_mode` asks, it divides in
-    float32, of which no formula of sizes holds.
+    stride, there is one window. It refuses n = 0 unless there is another axis of 0. To round up, as
+    `ceil_mode` asks, it divides in float32, of which no formula of sizes holds.
     """
     x, strides = node.inputs[0], node.attributes.get_ints("strides", ()) or ()
     if x is None or x.shape is None or max(strides, default=1) == 1:
@@ -70,8 +70,10 @@ def _pool(node: ir.Node, context: ShapeInferenceContext) -> None:
     for i, stride in enumerate(strides):
         axis, reach = 2 + i, apart[i] * (windows[i] - 1) + 1 - pads[i] - pads[axes + i]
         known = exact and reach <= stride and node.outputs[0].shape is not None
+        others = ir.Shape([d for j, d in enumerate(x.shape) if j != axis]).free_symbols()
+        least = 1 if others & ir.Shape([x.shape[axis]]).free_symbols() else 2
         for value in [] if isinstance(x.shape[axis], int) else node.outputs:
-            if known and reach > 1 and value.shape is not None:
+            if known and reach >= least and value.shape is not None:
                 value.shape[axis] = dim_of(f"Max(1, {simplified(str(value.shape[axis]))})")
             give_up(value, [] if known else [axis], context)
 

@@ -272,6 +272,7 @@ KERNELS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("QuickGelu", "Gelu", "Mish"), _of_x),
     "LogSoftmax": lambda y, x: np.max(np.abs(x), initial=0.0),
     "InstanceNormalization": _of_deviation,
+    **dict.fromkeys(("Atan", "Asin", "Acos", "Sin", "Cos", "Log"), lambda y, x: np.abs(y)),
 }
 """Kernels of the runtime whose errors are not relative to each result, and to what they are.
 
@@ -279,6 +280,7 @@ Its tanh in an RNN, as if it were 2 σ(2x) - 1, is off by some 2 u of 1, not of 
 1e-6, 1.9 u at 0.1, 3 u at 1, and exact at 0. σ(x) is off by 2.5 u of 1, so x σ(x) by as much of x;
 and so are other differences and products with what has a larger one (measured with 1.32). An
 instance norm's x - mean is off by as much as x, and is divided by a deviation that may be nearly 0.
+The last row's take the ends of a tensor by another formula: equal arguments have unequal results.
 So small results have a large error, and what divides by them a larger one.
 """
 

@@ -274,7 +274,9 @@ def agree(model: Path, out: Path | None, target: str) -> int:
     except Exception:
         return 3
     if out is None:
-        return 3 if any(map(_cuts_off, onnx.load(model).graph.node)) else 4
+        proto = onnx.load(model)
+        graphs = (proto.graph, *proto.functions)
+        return 3 if any(_cuts_off(node) for graph in graphs for node in graph.node) else 4
     onnx.checker.check_model(str(out))
     try:
         trial = Trial.of(gg.load(model), model, feeds, "mutant")
@@ -296,8 +298,11 @@ def agree(model: Path, out: Path | None, target: str) -> int:
 
 
 def _cuts_off(node: onnx.NodeProto) -> bool:
-    """Whether the runtime takes an axis of 64 bits for one of 32: -2⁶³ for 0."""
-    return any(a.name == "axis" and abs(a.i) >> 31 for a in node.attribute)
+    """Whether the runtime takes an axis of 64 bits for one of 32: -2⁶³ for 0.
+
+    Functions have other names for an axis.
+    """
+    return any((a.name == "axis" or node.domain) and abs(a.i) >> 31 for a in node.attribute)
 
 
 def invented(session: Any) -> dict[str, Any]:

@@ -209,7 +209,7 @@ def known_shape(node: ir.Node) -> Rewrite | None:
         return None
     tape = current_tape()
     given = () if tape is None else tape.context.get_symbolic_value(sizes) or ()
-    target: Any = _sizes(x, shape, rest=-1 in given) if known is None else known
+    target: Any = _sizes(x, shape, given) if known is None else known
     reason = "reshape without allowzero" if zeros else "shape as a constant"
     result: Tensor | None = None if target is None else reshape(Value(x), target)
     if result is None or (known is None and any(map(_loses_name, shape, sizes_of(result) or ()))):
@@ -221,10 +221,10 @@ def _loses_name(old: Any, new: Any) -> bool:
     return is_named(old) and not is_named(new)
 
 
-def _sizes(x: ir.Value, shape: ir.Shape, *, rest: bool) -> list[int] | None:
+def _sizes(x: ir.Value, shape: ir.Shape, given: Sequence[Any]) -> list[int] | None:
     """`shape` as constant sizes of a reshape of x, or None if two are known only at run time.
 
-    Also if one is, and another may be 0, unless the graph, too, asks for the `rest`.
+    Also if one is, and another may be 0, unless the graph, too, asks for what is left there.
     """
     result: list[int] = []
     for i, d in enumerate(shape):
@@ -234,8 +234,9 @@ def _sizes(x: ir.Value, shape: ir.Shape, *, rest: bool) -> list[int] | None:
             result.append(0)
         else:
             result.append(-1)
-    unknown = -1 in result and 0 in result and not rest
-    return None if unknown or result.count(-1) > 1 else result
+    rests = [i for i, d in enumerate(result) if d == -1]
+    asked = [i for i, d in enumerate(given) if d == -1]
+    return None if len(rests) > 1 or (0 in result and rests not in ([], asked)) else result
 
 
 @canonical(_reshape, transpose, unsqueeze, squeeze, flatten)

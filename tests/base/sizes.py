@@ -379,6 +379,16 @@ SHAPED = [
         "u = Concat <axis = 0> (#[-1], s) v = Reshape (x, u)",
     ),
     Case(
+        "float[4, m, m] x, float[m] z",  # 0 keeps 4, so that 0 rows are left
+        "m=3; m=0",
+        "s = Shape (z) t = Concat <axis = 0> (s, #[-1, 4]) r = Reshape (x, t) y = Shape (r)",
+    ),
+    Case(
+        "float[n, 4, n] x",  # the runtime takes (0 - 1) / 2 for 0 where there is no row
+        "n=3; n=0",
+        "y = AveragePool <kernel_shape = [2], strides = [2], pads = [1, 0]> (x)",
+    ),
+    Case(
         X + ", int64[3] s, int64[k] t",
         "n=5 k=3",
         "y = Reshape (x, s) z = Reshape (x, t)",
