@@ -27,14 +27,14 @@ from onnx_ir.passes import common
 
 from graphgen.autodiff import backward
 from graphgen.display import on_screen
-from graphgen.edit import infer_model
+from graphgen.edit import claim, infer_model
 from graphgen.errors import GraphgenError, one_of
 from graphgen.export.adapters import LORA
 from graphgen.export.artifact_files import CHECKPOINT, EVAL, LOSS, OPTIMIZER, TRAINING
 from graphgen.export.checkpoint import Checkpoint
 from graphgen.export.documents import keep_apart
 from graphgen.export.inference import evaluated
-from graphgen.export.losses import AnyLoss, InputType, attach_loss, claim
+from graphgen.export.losses import AnyLoss, InputType, attach_loss
 from graphgen.export.opset import keeps_meaning, stamp
 from graphgen.export.optimizers import AdamW, Optimizer, check_profile
 from graphgen.export.partial import in_place_of
@@ -417,6 +417,7 @@ def _differentiate(model: ir.Model, names: Sequence[str], *, scaled: bool) -> No
             graph.extend(tape.nodes)
             graph.inputs.append(factor.value)
             tape.kept = True
+        claim(graph, {LOSS_SCALE: factor.value})
     gradients = backward(model, loss, wanted)
     graph.outputs[1:1] = gradients
     claim(graph, {f"{name}_grad": g for name, g in zip(names, gradients, strict=True)})

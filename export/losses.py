@@ -9,10 +9,10 @@ from typing import Any, Protocol, TypeAlias
 import onnx_ir as ir
 
 from graphgen import ops
-from graphgen.edit import infer_model, register_constants
+from graphgen.edit import claim, infer_model, register_constants
 from graphgen.errors import GraphgenError, near
 from graphgen.export.named_losses import LABELS, OPTIONS, Loss, by_name
-from graphgen.graph import all_values, constant
+from graphgen.graph import constant
 from graphgen.infer import DOMAIN
 from graphgen.op import find_op, is_a, read_attributes
 from graphgen.record import Tape, recording
@@ -164,16 +164,6 @@ def _labels_of(graph: ir.Graph, terms: Sequence[Loss | Callable[..., Any]] = ())
         if len(terms) > 1 or isinstance(term, Loss):
             found.setdefault(name, [None, None])
     return {"labels": found} if found else {}
-
-
-def claim(graph: ir.Graph, named: Mapping[str, ir.Value]) -> None:
-    """Give values their names; another value of the graph with such a name gets a longer one."""
-    for other in all_values(graph):
-        name = str(other.name)
-        if named.get(name, other) is not other:
-            other.name = f"{name}_before"
-    for name, value in named.items():
-        value.name = name
 
 
 def _new_inputs(graph: ir.Graph, inputs: Mapping[str, InputType], tape: Tape) -> dict[str, Value]:

@@ -128,10 +128,11 @@ def by_name(graph: ir.Graph, loss: Loss, outputs: dict[str, ir.Value], tape: Tap
     if loss.name in outputs:
         return adopt(outputs[loss.name])
     result = _choose_output(outputs, loss.output)
-    if any(x.name == loss.labels for x in graph.inputs):
+    if any(x.name == loss.labels for x in (*graph.inputs, *graph.initializers.values())):
+        kind = "a weight" if loss.labels in graph.initializers else "an input"
         raise GraphgenError(
-            f"artifacts: the model has an input {loss.labels!r} already, which loss={loss.name!r} "
-            "adds; rename it, or give the name of a scalar output as the loss"
+            f"artifacts: the model has {kind} {loss.labels!r} already, which loss={loss.name!r} "
+            "adds as an input; rename it, or give the name of a scalar output as the loss"
         )
     if result.shape is None:
         raise GraphgenError(

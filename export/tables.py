@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
@@ -19,6 +20,11 @@ from graphgen.files import present, read_bytes, read_json, read_row, regular
 from graphgen.operands import Array
 
 KINDS = (".jsonl", ".csv", ".parquet", ".pq", ".arrow")
+
+_SPLIT = re.compile(
+    r"(?<![^\W\d_])(train|training|validation|valid|val|dev|test|testing|eval|evaluation)(?![^\W\d_])"
+)
+"""A word in a file's name for which `datasets` takes it as a part of a split, not of the whole."""
 
 
 class Table(ABC):
@@ -257,6 +263,12 @@ def _folder(path: Path) -> Table:
             raise GraphgenError(f"{path} was saved by an old version of datasets; save it again")
         return _arrow(path, files)
     if files := sorted(path.glob("*.parquet")):
+        splits = sorted({x[0] for file in files if (x := _SPLIT.search(file.stem))})
+        if len(splits) > 1:
+            raise GraphgenError(
+                f"{path} has files of the splits {', '.join(splits)}; give one file, or a folder "
+                "with the files of one split"
+            )
         return _arrow(path, files)
     raise GraphgenError(
         f"{path} has neither state.json, which save_to_disk writes, nor .parquet files"

@@ -304,3 +304,21 @@ def replace_composites(
                 tape.trim([value for value in made if value is not None])
                 splice(node, tape, made)
                 pending += tape.nodes
+
+
+def claim(graph: ir.Graph, named: Mapping[str, ir.Value]) -> None:
+    """Give values their names; another value that a node calculates and names so is renamed.
+
+    Raises GraphgenError for an input or a weight with such a name, by which users know it.
+    """
+    for other in all_values(graph):
+        name = str(other.name)
+        if named.get(name, other) is not other:
+            if other.producer() is None:
+                raise GraphgenError(
+                    f"the model has an input or a weight {name!r}; training needs that name for "
+                    "what it adds: rename it"
+                )
+            other.name = f"{name}_before"
+    for name, value in named.items():
+        value.name = name

@@ -189,3 +189,33 @@ def test_an_accumulator_has_other_operands(refused):
     onnx.save(proto, "art/training_model.onnx")
     for command in ("train art --data data.npz", "bisect art --tolerance 1 --dim n=2"):
         assert "InPlaceAccumulatorV2 has 4 operands; it must have a buffer" in refused(command)
+
+
+@pytest.mark.parametrize("name", ["labels", "loss", "lazy_reset_grad", "w_grad"])
+def test_weights_have_no_name_that_training_needs(tmp_path, name):
+    text = f"""
+        <ir_version: 8, opset_import: ["" : 18]>
+        graph (float[n, 1] x) => (float[n, 1] y) <float[1] w = {{1}}, float[1] {name} = {{2}}> {{
+            wide = Mul (x, w)
+            y = Add (wide, {name})
+        }}"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+    with pytest.raises(gg.GraphgenError, match=f"the model has an? .*weight '{name}'.*rename it"):
+        gg.artifacts(tmp_path / "m.onnx", tmp_path / "art", loss="mse")
+    assert not (tmp_path / "art").exists()
+
+
+def test_what_is_calculated_may_have_a_name_that_training_needs(tmp_path):
+    text = """
+        <ir_version: 8, opset_import: ["" : 18]>
+        graph (float[n, 2] x) => (float[n, 2] y) <float[2] w = {1, 3}> {
+            lazy_reset_grad = Mul (x, w)
+            loss = Neg (lazy_reset_grad)
+            w_grad = Neg (loss)
+            y = Neg (w_grad)
+        }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+    gg.artifacts(tmp_path / "m.onnx", tmp_path / "art", loss="mse")
+    session = gg.TrainingSession(tmp_path / "art")
+    session.train_step(np.ones((1, 2), np.float32), np.zeros((1, 2), np.float32))
+    np.testing.assert_allclose(session.gradients["w"], [1, 3])

@@ -235,3 +235,18 @@ def test_labels_out_of_range_are_named_by_row():
     data.check({"labels": LabelKind(8)})
     with pytest.raises(GraphgenError, match="must be 0 to 2: row 2 has 7"):
         data.check({"labels": LabelKind(3)})
+
+
+def test_a_folder_of_parquet_files_is_one_split(tmp_path):
+    """As datasets lie on the Hub: rows for the test are not trained, too."""
+
+    def write(*names):
+        for name in names:
+            parquet.write_table(pa.table(EVEN, NARROW), tmp_path / f"{name}.parquet")
+
+    write("train-00000-of-00002", "train-00001-of-00002", "0000", "latest")
+    [batch] = stream(read(str(tmp_path), INPUTS, batch=20, seed=None))
+    assert len(batch["ids"]) == 20
+    write("test-00000-of-00001")
+    with pytest.raises(GraphgenError, match="files of the splits test, train; give one file"):
+        read(str(tmp_path), INPUTS, batch=20)

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from graphgen import ops
-from graphgen.edit import identity_of, tidy
+from graphgen.edit import claim, identity_of, tidy
 from graphgen.errors import GraphgenError
 from graphgen.graph import present_inputs, produced_by, scalar
 from graphgen.infer import same_shape
@@ -55,17 +55,22 @@ def into_buffers(names: Sequence[str]) -> Pass:
         moved = [gradients.pop() for _ in range(len(gradients) - len(names))][::-1]
         graph.outputs[:] = [loss]
         shapes = {value.name: value.shape for value in graph.inputs}
-        reset = ir.Value(name=RESET, type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape([1]))
+        added = dict[str, ir.Value]()
+        reset = added[RESET] = ir.Value(
+            name=RESET, type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape([1])
+        )
         for name, gradient in zip(names, gradients, strict=True):
             buffer = ir.Value(name=name + BUFFER, type=gradient.type, shape=shapes[name])
             node = ir.node(ACCUMULATOR, [buffer, gradient, reset], domain=_CONTRIB)
             flag = node.outputs[0]
-            flag.name, flag.type, flag.shape = name + FLAG, reset.type, ir.Shape([1])
+            flag.type, flag.shape = reset.type, ir.Shape([1])
+            added |= {name + BUFFER: buffer, name + FLAG: flag}
             graph.append(node)
             graph.inputs.append(buffer)
             graph.outputs.append(flag)
         graph.inputs.append(reset)
         graph.outputs.extend(moved)
+        claim(graph, added)
         function = ir.serde.deserialize_function(onnx.parser.parse_function(_ACCUMULATE))
         model.functions[function.identifier()] = function
         tidy(model)
