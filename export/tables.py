@@ -21,9 +21,8 @@ from graphgen.operands import Array
 
 KINDS = (".jsonl", ".csv", ".parquet", ".pq", ".arrow")
 
-_SPLIT = re.compile(
-    r"(?<![^\W\d_])(train|training|validation|valid|val|dev|test|testing|eval|evaluation)(?![^\W\d_])"
-)
+_SPLITS = "train|training|validation|valid|val|dev|test|testing|eval|evaluation"
+_SPLIT = re.compile(rf"(?<![^\W\d_])({_SPLITS})(?![^\W\d_])")
 """A word in a file's name for which `datasets` takes it as a part of a split, not of the whole."""
 
 
