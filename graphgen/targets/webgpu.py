@@ -1,7 +1,8 @@
 """What kernels of WebGPU get wrong, refuse at the run or crash on: one table for all uses.
 
 A session tells it when it opens, and the target `webgpu` has no kernel for such a node. Known of
-onnxruntime-ep-webgpu 0.4.0, by `bisect --against webgpu` and by each of ONNX's own tests.
+the version of onnxruntime-ep-webgpu that the table of kernels names, by `bisect --against webgpu`
+and by each of ONNX's own tests. Of any other version a session says that it is not known.
 """
 
 import os
@@ -15,6 +16,7 @@ import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
 from graphgen.providers import WEBGPU, placement, typed_proto_of
+from graphgen.targets.tables import committed
 
 _ATTENDS = re.compile(r".*(Head|Query)Attention")
 
@@ -147,6 +149,19 @@ FAULTS: dict[tuple[str, str], list[Fault]] = {
 }
 
 
+def _unknown(device: Any) -> list[str]:
+    """That these kernels are of a version that nobody has examined, if they are."""
+    package, known = committed("webgpu")["source"].split()[-2:]
+    version = "" if device is None else device.ep_metadata.get("version", "")
+    if version == known:
+        return []
+    other = version or "a runtime that has WebGPU built in"
+    return [
+        f"graphgen knows the kernels of {package} {known}, not those of {other}: some may be "
+        "missing, or wrong without an error; check with `graphgen bisect MODEL --against webgpu`"
+    ]
+
+
 def faults(who: str, model: str | os.PathLike[str] | bytes, device: Any, session: Any) -> list[str]:
     """What a session gets wrong on WebGPU, or fails on, a line each.
 
@@ -155,7 +170,7 @@ def faults(who: str, model: str | os.PathLike[str] | bytes, device: Any, session
     """
     there = Counter(op_type for op_type, _ in placement(session).get(WEBGPU, ()))
     attend = {op_type: n for op_type, n in there.items() if _ATTENDS.fullmatch(op_type)}
-    found = []
+    found = _unknown(device) if there else []
     if attend and device is not None and device.device.type.name == "CPU":
         problem = "this WebGPU device is software, where attention of 32 queries or more is wrong"
         some = ", ".join(f"{n} {op_type}" for op_type, n in attend.items())

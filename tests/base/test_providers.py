@@ -262,16 +262,30 @@ def test_attention_that_webgpu_gets_wrong_is_told() -> None:
         ("CPU", providers.WEBGPU, MODEL, [software]),
         ("CPU", providers.WEBGPU, capped, [software, left_out]),
         ("GPU", providers.WEBGPU, capped, [left_out]),
-        (None, providers.WEBGPU, capped, [left_out]),
+        (None, providers.WEBGPU, capped, ["not those of a runtime that has WebGPU", left_out]),
         ("GPU", providers.WEBGPU, MODEL, []),
         ("CPU", "OpenVINOExecutionProvider", capped, []),
     ):
-        device = SimpleNamespace(device=SimpleNamespace(type=SimpleNamespace(name=name)))
-        data, own = model.SerializeToString(), None if name is None else device
+        data, own = model.SerializeToString(), None if name is None else offered(name)
         found = faults("m", data, own, placed(ep_name, attend, "Softmax"))
         assert len(found) == len(wanted)
         assert all(part in line for part, line in zip(wanted, found, strict=True))
-        assert faults("m", data, own, placed(ep_name, "Softmax")) == []
+        assert faults("m", data, own, placed(ep_name, "Softmax")) == found[: own is None]
+
+
+def offered(kind: str, version: str = "0.4.0") -> Any:
+    """A device of a WebGPU plugin."""
+    device = SimpleNamespace(type=SimpleNamespace(name=kind))
+    return SimpleNamespace(device=device, ep_metadata={"version": version})
+
+
+@pytest.mark.parametrize("version", ["0.3.0", "0.5.0", "0.4.0"])
+def test_a_webgpu_plugin_whose_kernels_nobody_examined_is_told(version: str) -> None:
+    found = faults(
+        "m", MODEL.SerializeToString(), offered("GPU", version), placed(providers.WEBGPU, "Relu")
+    )
+    wanted = f"graphgen knows the kernels of onnxruntime-ep-webgpu 0.4.0, not those of {version}: "
+    assert [line[: len(wanted)] for line in found] == ([] if version == "0.4.0" else [wanted])
 
 
 def test_a_runtime_message_leaves_out_where_it_was_raised() -> None:
@@ -316,7 +330,7 @@ def test_convolutions_that_webgpu_gets_wrong_are_told(
     array = onnx.numpy_helper.from_array(np.zeros(weights, np.float32), "w")
     graph = onnx.helper.make_graph([node], "g", [], [], [array])
     data = onnx.helper.make_model(graph).SerializeToString()
-    found = faults("m", data, None, placed(providers.WEBGPU, "Conv"))
+    found = faults("m", data, offered("GPU"), placed(providers.WEBGPU, "Conv"))
     assert found == (
         [
             f"WebGPU gets 1 Conv of {weights[1]} channels to 8 wrong, without an error; optimize "
