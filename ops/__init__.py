@@ -21,6 +21,7 @@ import graphgen.ops.scatter
 import graphgen.ops.shape_values
 import graphgen.ops.shapes
 import graphgen.ops.sizes
+import graphgen.ops.variants
 import graphgen.ops.versions
 from graphgen.errors import fitting, missing, near
 from graphgen.ops.activation import (

@@ -5,10 +5,11 @@ the version of onnxruntime-ep-webgpu that the table of kernels names, by `bisect
 and by each of ONNX's own tests. Of any other version a session says that it is not known.
 """
 
+import math
 import os
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -26,12 +27,131 @@ def operand(node: ir.Node, index: int) -> ir.Value | None:
     return node.inputs[index] if len(node.inputs) > index else None
 
 
+def _numbers(node: ir.Node, index: int) -> list[float] | None:
+    """What an operand holds, if the file says so beside its graph; None if not."""
+    value = operand(node, index)
+    known = None if value is None else ir.convenience.get_const_tensor(value)
+    if known is None or isinstance(known, ir.ExternalTensor):
+        return None
+    return [float(n) for n in known.numpy().reshape(-1)]
+
+
+def _sizes(node: ir.Node, index: int) -> list[int | ir.SymbolicDim] | None:
+    value = operand(node, index)
+    return None if value is None or value.shape is None else [*value.shape]
+
+
+def _broadcasts_last(node: ir.Node) -> str | None:
+    """Only one operand repeats along the last axis, by a multiple of 4 (plugin 0.4.0).
+
+    Pow then fails. And keeps one shader for such an operand on either side, and for none: whichever
+    runs first in the process is right.
+    """
+    sizes = [_sizes(node, i) for i in range(2)]
+    if any(s is None or len(s) == 0 or s == [1] for s in sizes):
+        return None
+    last = [s[-1] for s in sizes if s is not None]
+    if last.count(1) != 1 or any(isinstance(n, int) and n > 1 and n % 4 for n in last):
+        return None
+    return "that broadcasts along the last axis"
+
+
+def _turns_a_part(node: ir.Node) -> str | None:
+    """A step back from any element but the last one starts elsewhere (plugin 0.4.0)."""
+    starts, steps = _numbers(node, 1), _numbers(node, 4)
+    back = [i for i, step in enumerate(steps or ()) if step < 0]
+    if not back:
+        return None
+    sizes, axes = _sizes(node, 0), _numbers(node, 3)
+    for i in back:
+        size = None if sizes is None else sizes[i if axes is None else int(axes[i])]
+        first = None if starts is None else starts[i]
+        last = first == -1 or (first or 0) >= (size - 1 if isinstance(size, int) else 2**31 - 1)
+        if not last:
+            return "that goes back from within"
+    return None
+
+
+def _reduces_nothing(node: ir.Node) -> str | None:
+    """Without axes, WebGPU gives x itself, not its size or square (plugin 0.4.0)."""
+    none = operand(node, 1) is None or _numbers(node, 1) == []
+    kept = node.attributes.get_int("noop_with_empty_axes", 0) != 0
+    return "over no axes" if none and kept else None
+
+
+def _gives_the_root(node: ir.Node) -> str | None:
+    """The second result is the root mean square, not 1 over it (plugin 0.4.0)."""
+    return "with a second result" if any(y.name for y in node.outputs[1:]) else None
+
+
+def _scales_broadcast(node: ir.Node) -> str | None:
+    """The run fails: "Size of scale and bias (if provided) must match" (plugin 0.4.0)."""
+    axis = node.attributes.get_int("axis", -1)
+    row, *others = (_sizes(node, i) for i in range(3))
+    sizes = [_number_of(row and row[axis:]), *map(_number_of, others)]
+    return "with a scale that broadcasts" if len({*sizes} - {None}) > 1 else None
+
+
+def _number_of(sizes: Sequence[Any] | None) -> int | None:
+    known = sizes is not None and all(isinstance(n, int) for n in sizes)
+    return math.prod(sizes) if sizes is not None and known else None
+
+
+def _adds_a_scalar(node: ir.Node) -> str | None:
+    """With C of rank 0, WebGPU's kernel ends the process from 16 rows on (plugin 0.4.0)."""
+    return "with C of rank 0" if _sizes(node, 2) == [] else None
+
+
+def _pads_the_end(node: ir.Node) -> str | None:
+    """Windows of one element are read as products, which leaves pads at the end out (0.4.0)."""
+    weights, pads = _sizes(node, 1), node.attributes.get_ints("pads", ())
+    half = len(pads) // 2
+    one = weights is not None and all(n == 1 for n in weights[2:])
+    ends = one and not any(pads[:half]) and any(pads[half:])
+    return "of one element with pads at the end" if ends else None
+
+
+def _has_space(node: ir.Node) -> str | None:
+    """The run fails: "Only Conv2d or Conv1d are supported" (WebGPU, plugin 0.4.0)."""
+    sizes = _sizes(node, 0) or _sizes(node, 1) or []
+    return "of three spatial axes" if len(sizes) == 5 else None
+
+
+def _tells_places(node: ir.Node) -> str | None:
+    """The run fails: "The Indices output is not supported yet" (WebGPU, plugin 0.4.0)."""
+    return "with indices" if any(y.name for y in node.outputs[1:]) else None
+
+
+def _resizes_channels(node: ir.Node) -> str | None:
+    """Of four axes, the second is not taken for one of an image (WebGPU, plugin 0.4.0)."""
+    x, y = _sizes(node, 0), node.outputs[0].shape
+    if node.attributes.get_string("mode", "nearest") == "nearest" or x is None or len(x) != 4:
+        return None
+    axes, scales = node.attributes.get_ints("axes", range(4)), _numbers(node, 2)
+    if scales:
+        kept = all(s == 1 for s, axis in zip(scales, axes, strict=True) if axis % 4 == 1)
+    else:
+        kept = y is None or not (isinstance(x[1], int) and isinstance(y[1], int) and x[1] != y[1])
+    return None if kept else "along the second axis"
+
+
+def _has_wide_groups(node: ir.Node) -> str | None:
+    """A group that is wider than the product is read beyond its end (WebGPU, plugin 0.4.0)."""
+    width, group = (node.attributes.get_int(name, 0) for name in ("K", "block_size"))
+    return f"of {width} inputs in groups of {group}" if width < group else None
+
+
+def _splits_widely(node: ir.Node) -> str | None:
+    """The run fails: one buffer a part, and devices bind few, the software one 12 (0.4.0)."""
+    parts = len(node.outputs)
+    return f"into {parts} parts" if parts > 11 else None
+
+
 def _mixes_channels(node: ir.Node) -> str | None:
     """WebGPU's kernel reads three channels at a time, of the wrong ones (plugin 0.4.0)."""
     # Where 3 divides the channels, and 4 only those of the result (onnxruntime #29651). Windows of
     # one element are products, and right.
-    weights = operand(node, 1)
-    sizes = [] if weights is None or weights.shape is None else [*weights.shape]
+    sizes = _sizes(node, 1) or []
     if node.attributes.get_int("group", 1) > 1 or not 3 <= len(sizes) <= 4:
         return None
     strides, pads = (node.attributes.get_ints(name, ()) for name in ("strides", "pads"))
@@ -131,12 +251,29 @@ FAULTS: dict[tuple[str, str], list[Fault]] = {
     **{("", name): [Fault(_is_near)] for name in ("Sin", "Cos", "Tan")},
     **{("", name): [Fault(_is_near_too)] for name in ("Asin", "Acos", "Atan")},
     ("", "Asinh"): [Fault(_cancels, _WRONG)],
-    ("", "Pow"): [Fault(_powers_as_floats, _WRONG)],
+    ("", "Pow"): [Fault(_powers_as_floats, _WRONG), Fault(_broadcasts_last, _FAILS)],
+    ("", "And"): [Fault(_broadcasts_last, _WRONG)],
+    ("", "Slice"): [Fault(_turns_a_part, _WRONG)],
+    ("", "Split"): [Fault(_splits_widely, _FAILS)],
+    ("", "Gemm"): [Fault(_adds_a_scalar, _ENDS)],
+    **{
+        ("", name): [Fault(_reduces_nothing, _WRONG)]
+        for name in ("ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSum")
+    },
+    ("", "LayerNormalization"): [Fault(_scales_broadcast, _FAILS)],
+    ("", "SimplifiedLayerNormalization"): [Fault(_gives_the_root, _WRONG)],
     ("", "ReduceLogSumExp"): [Fault(_overflows, _WRONG)],
-    ("", "Conv"): [Fault(_mixes_channels, _WRONG), Fault(_has_groups_in_space, _FAILS)],
-    ("com.microsoft", "FusedConv"): [Fault(_mixes_channels, _WRONG)],
+    ("", "Conv"): [
+        Fault(_mixes_channels, _WRONG),
+        Fault(_pads_the_end, _WRONG),
+        Fault(_has_groups_in_space, _FAILS),
+    ],
+    ("com.microsoft", "FusedConv"): [Fault(_mixes_channels, _WRONG), Fault(_pads_the_end, _WRONG)],
+    ("", "ConvTranspose"): [Fault(_has_space, _FAILS)],
+    ("", "MaxPool"): [Fault(_tells_places, _FAILS)],
+    ("com.microsoft", "MatMulNBits"): [Fault(_has_wide_groups, _WRONG)],
     ("", "BatchNormalization"): [Fault(_trains, _FAILS)],
-    ("", "Resize"): [Fault(_smooths, _FAILS)],
+    ("", "Resize"): [Fault(_smooths, _FAILS), Fault(_resizes_channels, _WRONG)],
     ("com.microsoft", "Attention"): [Fault(_has_no_bias, _ENDS)],
     ("com.microsoft", "MultiHeadAttention"): [
         Fault(_loses_its_past, _WRONG),
