@@ -313,7 +313,7 @@ def test_a_node_that_ends_the_process_is_an_error() -> None:
         ((8, 6, 3, 3), {}, True),
         ((8, 9, 3), {}, True),
         ((8, 6, 1, 1), {"strides": [2, 2]}, True),
-        ((8, 6, 1, 1), {"pads": [0, 0, 0, 1]}, True),
+        ((8, 6, 1, 1), {"pads": [0, 1, 0, 0]}, True),
         ((8, 6, 1, 1), {"strides": [1, 1], "pads": [0, 0, 0, 0]}, False),
         ((8, 6, 3, 3), {"group": 2}, False),
         ((8, 3, 3, 3), {}, False),
