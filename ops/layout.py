@@ -350,8 +350,15 @@ def _add_rows(x: Tensor, indices: Tensor, rows: Tensor) -> Tensor:
     It uses ScatterElements: the runtime's ScatterND adds rows with the same index in several
     threads at once, and loses some.
     """
-    if rank(indices) != 1:
-        rows = reshape(rows, [-1, *(dim(x, i) for i in range(1, rank(x)))])
+    if not rank(indices):
+        rows = unsqueeze(rows, [0])
+    elif rank(indices) > 1:
+        rest = [dim(x, i) for i in range(1, rank(x))]
+        if all(isinstance(size, int) and size for size in rest):
+            rows = _reshape(rows, [-1, *rest])
+        else:  # -1 beside a size of 0 says nothing
+            count = math.prod(dim(indices, i) for i in range(rank(indices)))
+            rows = _reshape(rows, [count, *rest], allowzero=1)
     index = reshape(indices, [-1, *[1] * (rank(x) - 1)])
     return scatter_elements(x, expand(index, shape(rows)), rows, axis=0, reduction="add")
 

@@ -18,15 +18,18 @@ from graphgen.ops.layout import (
     cast_like,
     dim,
     expand,
+    gather,
     numpy_dtype,
     rank,
     reshape,
     reshape_like,
     shape,
+    size_at,
     squeeze,
     swap_last,
     transpose,
     unsqueeze,
+    zeros_like,
 )
 from graphgen.ops.reduce import reduce_sum
 from graphgen.record import Operands, TensorLike
@@ -291,5 +294,27 @@ def det(x: Tensor) -> Tensor:
 
 @det.vjp
 def _(g: Tensor, y: Tensor, x: Tensor) -> Tensor:
-    """dX = g det X X⁻ᵀ (Jacobi), which is NaN where X is singular."""
-    return unsqueeze(g * y, [-2, -1]) * swap_last(inverse(x))
+    """dX = g C, with the cofactors C = det X X⁻ᵀ (Jacobi), also where X is singular.
+
+    There torch 2.13 has 0, which is true only below rank M - 1. Of matrices larger than 8 x 8, it
+    is NaN there: their minors would take M² times the memory.
+    """
+    size, g = size_at(x, -1), unsqueeze(g, [-2, -1])
+    if isinstance(size, int) and size <= _SMALL:
+        return g * _cofactors(x, size)
+    return g * unsqueeze(y, [-2, -1]) * swap_last(inverse(x))
+
+
+_SMALL = 8
+
+
+def _cofactors(x: Tensor, size: int) -> Tensor:
+    """(-1)^(i + j) of the determinant of X without row i and column j."""
+    n = rank(x)
+    if size < 2:
+        return zeros_like(x) + 1.0
+    rest = np.array([[j for j in range(size) if j != i] for i in range(size)])
+    parts = gather(gather(x, rest, axis=-2), rest, axis=-1)  # (..., row, rest, column, rest)
+    minors = det(transpose(parts, perm=[*range(n - 2), n - 2, n, n - 1, n + 1]))
+    signs = (-1.0) ** np.add.outer(np.arange(size), np.arange(size))
+    return minors * cast_like(signs, x)
