@@ -48,6 +48,12 @@ def load(path: str | os.PathLike[str]) -> ir.Model:
     path = path_of(path, "load")
     who = f"load({path.name})"
     proto, mapped = _read(path, who)
+    for value in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info):
+        if _has_map(value.type):
+            raise GraphgenError(
+                f"{who}: {value.name} holds maps (dictionaries), which graphgen does not take; "
+                "skl2onnx and onnxmltools leave them out with the option zipmap=False"
+            )
     try:
         check_file(proto)
         model = readable(ir.from_proto(proto))
@@ -199,3 +205,11 @@ def _mapped(tensor: ir.ExternalTensor, folder: Path) -> ir.TensorProtocol:
         return in_memory(tensor)
     except Exception as error:  # hard links are refused, for example
         raise GraphgenError(f"{what}, which cannot be mapped: {error}") from error
+
+
+def _has_map(kind: onnx.TypeProto) -> bool:
+    """Whether a type is a map, or a sequence or optional of maps, which onnx_ir cannot hold."""
+    for outer in ("sequence_type", "optional_type"):
+        if kind.HasField(outer):
+            return _has_map(getattr(kind, outer).elem_type)
+    return kind.HasField("map_type")

@@ -29,6 +29,9 @@ OPSET = 23
 DOMAIN = "graphgen"
 """The domain of operators that ONNX does not have."""
 
+_STANDARD = ("", "ai.onnx.ml")
+"""The domains whose operators have mends: no name stands in both."""
+
 Dim = int | ir.SymbolicDim
 
 _Option = onnx.defs.OpSchema.FormalParameterOption
@@ -404,7 +407,7 @@ def expect_present(who: str, schema: onnx.defs.OpSchema | None, inputs: Sequence
 def _repair(node: ir.Node, context: ShapeInferenceContext) -> None:
     """Correct what the library infers too boldly or leaves unfinished."""
     broadcast = MENDS.get(Trait.BROADCASTS, ()) if has(node, Trait.BROADCASTS) else ()
-    for mend in (*broadcast, *(() if node.domain else MENDS.get(node.op_type, ()))):
+    for mend in (*broadcast, *(MENDS.get(node.op_type, ()) if node.domain in _STANDARD else ())):
         mend(node, context)
     for value in node.outputs:
         _mark_elements(node, value, context)

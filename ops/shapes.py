@@ -273,6 +273,15 @@ def _broadcast_operands(node: ir.Node, context: ShapeInferenceContext) -> None:
         node.outputs[0].shape = broadcast(known, context)
 
 
+@mends("ArrayFeatureExtractor")
+def _extracted(node: ir.Node, context: ShapeInferenceContext) -> None:
+    """x[..., y] for all elements of y, whatever its shape; a vector x counts as one row."""
+    x, y = node.inputs[:2]
+    if x is not None and x.shape is not None:
+        count = context.new_symbolic_dim() if y is None or y.shape is None else math.prod(y.shape)
+        node.outputs[0].shape = ir.Shape([*(x.shape[:-1] or [1]), count])
+
+
 @mends(*_RANKED)
 def _same_rank(node: ir.Node, context: ShapeInferenceContext) -> None:
     """The rank of a result with computed sizes or axes, if the library gives none."""

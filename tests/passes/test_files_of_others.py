@@ -114,6 +114,20 @@ main (float[n,4] x, bool flag) => (float[m,4] y) {
 }"""
 
 
+FEATURES = """
+<ir_version: 9, opset_import: ["" : 17, "ai.onnx.ml" : 1]>
+main (float[n,2] x) => (int64[n] y, int64[2] row, int64[3] rows)
+<int64[2] classes = {7, 9}, int64[1] whole = {-1}, int64[2,1] columns = {1, 0}> {
+   best = ArgMax <axis: int = 1> (x)
+   found = ai.onnx.ml.ArrayFeatureExtractor (classes, best)
+   y = Reshape (found, whole)
+   row = Shape (found)
+   some = ai.onnx.ml.ArrayFeatureExtractor (x, columns)
+   flat = Unsqueeze (some, whole)
+   rows = Shape (flat)
+}"""
+
+
 def optimized(model: onnx.ModelProto, path: Path) -> onnx.ModelProto:
     """The file that `optimize` makes of another."""
     onnx.save(model, path)
@@ -196,6 +210,22 @@ def test_a_cast_to_a_dtype_of_another_value_need_not_saturate(tmp_path: Path) ->
 @pytest.mark.parametrize("flag", [True, False])
 def test_bodies_may_hold_tensors_without_elements(tmp_path: Path, flag: bool) -> None:
     check(EMPTY, tmp_path, x=X.reshape(3, 4), flag=np.array(flag))
+
+
+def test_features_of_a_vector_are_a_row(tmp_path: Path) -> None:
+    """As skl2onnx writes the classes of KNeighborsClassifier and MLPClassifier."""
+    check(FEATURES, tmp_path, x=X.reshape(6, 2))
+
+
+def test_maps_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    text = """
+    <ir_version: 9, opset_import: ["" : 17, "ai.onnx.ml" : 1]>
+    main (float[n,2] x) => (seq(map(int64, float)) y) {
+       y = ai.onnx.ml.ZipMap <classlabels_int64s: ints = [0, 1]> (x)
+    }"""
+    onnx.save(parser.parse_model(text), tmp_path / "m.onnx")
+    with pytest.raises(gg.GraphgenError, match=r"load\(m.onnx\): y holds maps .* zipmap=False"):
+        gg.load(tmp_path / "m.onnx")
 
 
 def test_a_part_without_elements_may_have_other_sizes(tmp_path: Any) -> None:
