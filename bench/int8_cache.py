@@ -30,7 +30,7 @@ FLOAT, INT8, INT32 = 1, 3, 6
 CACHE = 400e6  # bytes of all caches in float32, at most
 
 
-def attention(sizes: tuple[int, int, int], layers: int, few: bool) -> Session:
+def attention(sizes: tuple[int, int, int], layers: int, few: bool, threads: int) -> Session:
     """All layers, which read the same queries, and each its own cache."""
     heads, groups, size = sizes
     cache, quantized = (INT8 if few else FLOAT), [""] * 5 + ["one", "one"]
@@ -61,10 +61,12 @@ def attention(sizes: tuple[int, int, int], layers: int, few: bool) -> Session:
     opsets = [oh.make_opsetid("", 17), oh.make_opsetid("com.microsoft", 1)]
     graph = oh.make_graph(nodes, "g", inputs, outputs, arrays)
     proto = oh.make_model(graph, opset_imports=opsets, ir_version=8)
-    return Session(proto.SerializeToString(), provider="cpu", threads=1)
+    return Session(proto.SerializeToString(), provider="cpu", threads=threads)
 
 
-def measure(sizes: tuple[int, int, int], length: int, rounds: int, clock: Any) -> dict[str, Any]:
+def measure(
+    sizes: tuple[int, int, int], length: int, rounds: int, clock: Any, threads: int = 1
+) -> dict[str, Any]:
     """How many times as fast as float32 int8 is, its error, and both times in ms a layer."""
     heads, groups, size = sizes
     rng, capacity = np.random.default_rng(0), length + 16
@@ -79,7 +81,7 @@ def measure(sizes: tuple[int, int, int], length: int, rounds: int, clock: Any) -
     runs, outputs = {}, {}
     for name in ("float32", "int8"):
         few = name == "int8"
-        session = attention(sizes, layers, few)
+        session = attention(sizes, layers, few, threads)
         unit = LARGEST / 127
         made = {
             k: np.rint(x / unit).clip(-128, 127).astype(np.int8) if few else x
@@ -107,16 +109,19 @@ def main() -> int:
     )
     parser.add_argument("--rounds", type=int, default=25, help="timed calls of each form (25)")
     parser.add_argument("--cpu-time", action="store_true", help="the processor's time: others run")
+    parser.add_argument("--threads", type=int, default=1, help="of each session (1)")
     parser.add_argument("--save", type=Path, metavar="JSON", help="write the figures here too")
     args = parser.parse_args()
+    if args.cpu_time and args.threads > 1:
+        parser.error("--cpu-time adds up the time of all threads: leave it out with --threads")
 
-    machine = f"{processor()}, onnxruntime {ort.__version__}, one thread"
+    machine = f"{processor()}, onnxruntime {ort.__version__}, threads: {args.threads}"
     columns = (f"after {n:,}" for n in LENGTHS)
     table = Table("heads, of keys, features", *columns, title=machine)
     results: dict[str, Any] = {"machine": machine}
     clock = time.process_time if args.cpu_time else time.perf_counter
     for sizes in SHAPES:
-        found = [measure(sizes, length, args.rounds, clock) for length in LENGTHS]
+        found = [measure(sizes, length, args.rounds, clock, args.threads) for length in LENGTHS]
         title = ", ".join(map(str, sizes))
         results[title] = dict(zip(map(str, LENGTHS), found, strict=True))
         table.add_row(title, *(f"{x['times']:.2f} ({x['error']:.4f})" for x in found))
