@@ -43,6 +43,7 @@ from graphgen.places import where_is
 from graphgen.processor import FITS, INT8_KEY, NEEDS, saturating_product
 from graphgen.quantize.calibration import Seen, observed, random_feeds
 from graphgen.quantize.effect import Layer, Report, opened
+from graphgen.quantize.experts import chooses_experts, experts_of, layers_of, obstacle, treat
 from graphgen.quantize.sites import AccuracyLevel, Site, product, rows, site_at
 from graphgen.quantize.spool import Spool
 from graphgen.record import Tape, recording
@@ -204,6 +205,17 @@ class Quantizing:
             if any(in_float):
                 first.bytes_after += first.bytes_before  # the float weight still is
             self.layers += layers
+        for node in [*experts_of(model)]:
+            if engine.stopped:
+                break
+            layers, outcome = self._treat_experts(model.graph, node)
+            found = engine.run("quantize", model, rules_of({node: outcome}), nodes=[node]).sites
+            done.sites += found
+            for layer in layers:
+                settle(layer, next(iter(found), None))
+                if layer.scheme == "float":
+                    layer.bytes_after = layer.bytes_before
+            self.layers += layers
         if summed:
             model.metadata_props[INT8_KEY] = NEEDS if self.full_range else FITS
         return done
@@ -220,13 +232,15 @@ class Quantizing:
                     "float32 model that it was made from"
                 )
             site = site_at(node, tables)
+            if isinstance(site, Site) and chooses_experts(site.end.outputs[0]):
+                site = Refusal("its result chooses experts, and another one would change all")
             if isinstance(site, Site):
                 # MatMulNBits misreads zero points from outside a branch, up to onnxruntime 1.26.
                 site.symmetric = not site.table and node.graph is not model.graph
                 sites.append(site)
             elif site is not None:
                 others[node] = site
-        if all(site.table for site in sites):
+        if all(site.table for site in sites) and not any(experts_of(model)):
             raise GraphgenError(
                 f"{self.who}: the model has no MatMul or Gemm with a constant float32 matrix; give "
                 "a float32 model, as optimize returns it"
@@ -304,6 +318,15 @@ class Quantizing:
             site.end: partial(rewrite, site, layer)
             for site, layer in zip(group, layers, strict=True)
         }
+
+    def _treat_experts(self, graph: ir.Graph, node: ir.Node) -> tuple[list[Layer], Outcome | Any]:
+        if reason := obstacle(node, self.scheme, self.profile):
+            return layers_of(node, self.scheme), Refusal(reason)
+
+        def keep(name: str, array: Array) -> ir.Value:
+            return named(graph, name, self.spool.keep(array))
+
+        return treat(self.who, node, self.size, self.accuracy_level, self.limit, keep)
 
     def _integers(
         self,

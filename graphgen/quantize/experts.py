@@ -1,0 +1,151 @@
+"""Experts in four bits: both weights of all experts, which one operator multiplies."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from graphgen import ops
+from graphgen.bits import Blocks, to_blocks
+from graphgen.errors import GraphgenError
+from graphgen.graph import bytes_of, constant, present_inputs
+from graphgen.infer import describe
+from graphgen.match import Refusal, Rewrite
+from graphgen.op import is_a, read_attributes
+from graphgen.operands import Array
+from graphgen.ops.experts import quantized_experts
+from graphgen.places import where_is
+from graphgen.quantize.effect import Layer
+from graphgen.targets import Target
+from graphgen.value import Value, adopt
+from graphgen.version import minor
+
+_FIRST = (1, 32)  # version whose kernel of the operator was compared with its body
+_SMALLEST = 16  # block
+_WEIGHTS = (2, 4)  # which inputs of the operator
+_FIELDS = {"int4": "integers", "scale": "scales", "zero_point": "zero_points"}
+
+
+def experts_of(model: ir.Model) -> Iterator[ir.Node]:
+    """The nodes of experts, in the order of the graph."""
+    return (node for node in model.graph.all_nodes() if is_a(node, ops.mixture_of_experts))
+
+
+def chooses_experts(scores: ir.Value) -> bool:
+    """Whether experts are chosen by these scores."""
+    return any(is_a(use.node, ops.mixture_of_experts) and use.idx == 1 for use in scores.uses())
+
+
+def layers_of(node: ir.Node, scheme: str) -> list[Layer]:
+    """A layer for each weight, with the bytes that it has in float."""
+    found = []
+    for index in _WEIGHTS:
+        value = node.inputs[index]
+        tensor = None if value is None else value.const_value
+        shape = () if tensor is None else tuple(tensor.shape.numpy())
+        size = 0 if tensor is None else bytes_of(tensor)
+        name = str(value and value.name)
+        found.append(Layer(name, where_is(node), node.op_type, shape, scheme, 0.0, "weight", size))
+    return found
+
+
+def obstacle(node: ir.Node, scheme: str, profile: Target) -> str:
+    """Why experts stay in float, or ""."""
+    weights = [node.inputs[index] for index in _WEIGHTS]
+    for value in weights:
+        tensor = None if value is None else ir.convenience.get_const_tensor(value)
+        if value is None or tensor is None or value.is_graph_input():
+            return f"its weight is {describe(value)}, not a constant"
+        if tensor.dtype is not ir.DataType.FLOAT or len(tensor.shape) != 3 or not tensor.size:
+            return f"its weight is {describe(value)}, not float32 of three dimensions"
+        if len(value.uses()) != 1:
+            return f"{value.name} is read elsewhere, too"
+        if tensor.shape.numpy()[2] % _SMALLEST:
+            return f"{value.name} has rows of {tensor.shape[2]} weights, not whole blocks of 16"
+    if scheme != "int4":
+        return "the kernel of experts in eight bits rounds what they read: choose int4"
+    op = quantized_experts
+    kernels = op.name in profile.kernels.get(op.domain, {})
+    if profile.name != "cpu" or not kernels or minor(profile.runtime) < _FIRST:
+        return (
+            f"{profile} has no kernel of {op.name} that is known to be right; onnxruntime 1.32 has"
+        )
+    return ""
+
+
+def treat(
+    who: str,
+    node: ir.Node,
+    size: int,
+    level: int,
+    limit: float,
+    keep: Callable[[str, Array], ir.Value],
+) -> tuple[list[Layer], Refusal | Callable[[], Rewrite]]:
+    """The layers of experts, and their rewrite, or why they stay in float.
+
+    Blocks are at most `size` weights, and as large as rows of both weights have whole ones. `keep`
+    makes a weight of the graph.
+    """
+    layers = layers_of(node, "int4")
+    columns = [layer.shape[2] for layer in layers]
+    while any(count % size for count in columns):
+        size //= 2
+    made = list[dict[str, Value]]()
+    for layer, index in zip(layers, _WEIGHTS, strict=True):
+        weight = constant(node.inputs[index])
+        assert weight is not None
+        parts = [_in_blocks(who, layer.name, expert, size) for expert in weight]  # one at a time
+        layer.error = _error(weight, parts)
+        if not layer.error <= limit:
+            return layers, Refusal(f"its relative error is {layer.error:.3g}, above {limit:.3g}")
+        arrays = {
+            role: np.stack([getattr(part, field) for part in parts])
+            for role, field in _FIELDS.items()
+        }
+        arrays = {role: array.reshape(*weight.shape[:2], -1) for role, array in arrays.items()}
+        layer.bytes_after = sum(array.nbytes for array in arrays.values())
+        made.append({role: Value(keep(f"{layer.name}_{role}", x)) for role, x in arrays.items()})
+
+    def rewrite() -> Rewrite:
+        given: list[Any] = [None if v is None else adopt(v) for v in [*node.inputs, None][:6]]
+        x, scores, _, inner_bias, _, outer_bias = given
+        inner, outer = made
+        attributes = read_attributes(ops.mixture_of_experts, node)
+        normalized = attributes["normalize_routing_weights"]
+        y = quantized_experts(
+            x,
+            scores,
+            inner["int4"],
+            inner["scale"],
+            inner_bias,
+            outer["int4"],
+            outer["scale"],
+            outer_bias,
+            inner_zeros=inner["zero_point"],
+            outer_zeros=outer["zero_point"],
+            weights=None if normalized else ops.softmax(scores),  # else the kernel normalizes
+            block_size=size,
+            accuracy_level=level,
+            **attributes,
+        )
+        errors = ", ".join(f"{layer.error:.3g}" for layer in layers)
+        return Rewrite(y, present_inputs(node), f"int4, relative errors of its weights {errors}")
+
+    return layers, rewrite
+
+
+def _in_blocks(who: str, name: str, weight: Array, size: int) -> Blocks:
+    if not np.isfinite(weight).all():
+        raise GraphgenError(f"{who}: the weight {name} is not finite; train it again")
+    return to_blocks(weight, block_size=size)
+
+
+def _error(weight: Array, parts: Sequence[Blocks]) -> float:
+    """√(Σ (w - ŵ)² / Σ w²) over all experts."""
+    lost = total = 0.0
+    for expert, part in zip(weight, parts, strict=True):
+        lost += float(np.square(expert - part.dequantized(), dtype=np.float64).sum())
+        total += float(np.square(expert, dtype=np.float64).sum())
+    return math.sqrt(lost / total) if total else float(lost > 0)
