@@ -212,4 +212,4 @@ def _has_map(kind: onnx.TypeProto) -> bool:
     for outer in ("sequence_type", "optional_type"):
         if kind.HasField(outer):
             return _has_map(getattr(kind, outer).elem_type)
-    return kind.HasField("map_type")
+    return bool(kind.HasField("map_type"))
