@@ -6,10 +6,31 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from random_checkpoints import CAUSAL, random_checkpoint
+import published_decoders
+import published_encoders
+import published_seq2seq
+import random_checkpoints
+from random_checkpoints import random_checkpoint
 
 import graphgen as gg
 from graphgen.commands import main
+
+_LONG = {"vocab_size": 200, "max_position_embeddings": 512}
+_DECODERS = {
+    kind: published_decoders.fields(kind) | _LONG | {"eos_token_id": 9}
+    for kind in ("smollm3", "granite", "olmo2", "gemma3_text", "gpt_oss")
+}
+_DECODERS["olmo2"]["num_key_value_heads"] = 4  # optimum-onnx knows only some types with fewer
+CAUSAL = random_checkpoints.CAUSAL | _DECODERS
+_HEADS = {"d_model": 32, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
+SEQ2SEQ = random_checkpoints.SEQ2SEQ | {
+    kind: published_seq2seq.fields(kind) | _LONG | _HEADS | {"eos_token_id": 9}
+    for kind in ("mbart", "m2m_100")
+}
+ENCODERS = random_checkpoints.ENCODERS | {
+    kind: published_encoders.fields(kind) | _LONG for kind in ("modernbert", "deberta-v2")
+}
+"""Kinds of which each client is given a checkpoint."""
 
 PAGE = Path(__file__).parents[2] / "docs" / "clients.md"
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from client_programs import check_example, told
-from random_checkpoints import CAUSAL, random_checkpoint
+from client_programs import CAUSAL, check_example, told
+from random_checkpoints import random_checkpoint
 
 import graphgen as gg
 from graphgen.commands import main
@@ -25,15 +25,14 @@ pytestmark = pytest.mark.skipif(
 
 STEPS = 64
 KINDS: dict[str, dict[str, Any]] = {
+    **CAUSAL,
     "llama": {**CAUSAL["llama"], "head_dim": 24},
-    "mistral": CAUSAL["mistral"],
     "qwen3": {
         **CAUSAL["qwen2"],
         "model_type": "qwen3",
         "head_dim": 32,
         "eos_token_id": [9, 11],
     },
-    "gpt2": CAUSAL["gpt2"],
 }
 
 CLIENT = """

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from client_programs import check_example, told
-from random_checkpoints import CAUSAL, ENCODERS, SEQ2SEQ, random_checkpoint
+from client_programs import CAUSAL, ENCODERS, SEQ2SEQ, check_example, told
+from random_checkpoints import random_checkpoint
 from small_models import relative_rms
 
 from graphgen.commands import main
