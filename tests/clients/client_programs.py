@@ -21,6 +21,8 @@ _DECODERS = {
     for kind in ("smollm3", "granite", "olmo2", "gemma3_text", "gpt_oss")
 }
 _DECODERS["olmo2"]["num_key_value_heads"] = 4  # optimum-onnx knows only some types with fewer
+_rope = _DECODERS["gpt_oss"].pop("rope_parameters")  # transformers 4 reads it in two fields
+_DECODERS["gpt_oss"] |= {"rope_theta": _rope.pop("rope_theta"), "rope_scaling": _rope}
 CAUSAL = random_checkpoints.CAUSAL | _DECODERS
 _HEADS = {"d_model": 32, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
 SEQ2SEQ = random_checkpoints.SEQ2SEQ | {
