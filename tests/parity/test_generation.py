@@ -144,6 +144,13 @@ SOURCE_SEARCHES: dict[str, dict[str, Any]] = {
     "greedy, ends": {"eos_token_id": MANY, "min_length": 4},
     "penalty": {"repetition_penalty": 1.3},
     "forced": {"forced_bos_token_id": 9, "forced_eos_token_id": 8, "eos_token_id": 8},
+    "forced, one suppressed": {
+        "forced_bos_token_id": 9,
+        "forced_eos_token_id": [7, 8],
+        "suppress_tokens": [7],
+        "begin_suppress_tokens": MANY,
+        "eos_token_id": 8,
+    },
     "beams, forced": {
         "num_beams": 4,
         "forced_bos_token_id": 9,
