@@ -25,6 +25,7 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from graphgen import ops
 from graphgen.autodiff import backward
 from graphgen.display import on_screen
 from graphgen.edit import claim, infer_model
@@ -47,7 +48,7 @@ from graphgen.export.write import replacing
 from graphgen.files import path_of
 from graphgen.graph import ModelLike, count_operators, parameters
 from graphgen.match import Engine, Pass, run_passes
-from graphgen.op import TABLE
+from graphgen.op import TABLE, is_a
 from graphgen.passes import Report
 from graphgen.passes.runs import Memory
 from graphgen.passes.training.accumulate import into_buffers, results
@@ -302,7 +303,7 @@ class Prepared:
         rest = [name for name in parameters(training.graph) if name not in names]
         moved = statistics(training)
         if moved:
-            _check_statistics(moved, names, profile)
+            _check_statistics(moved, names)
             rest += moved
             table = table.moved(moved)
         if base is not None:
@@ -319,6 +320,7 @@ class Prepared:
             _weights_to_inputs(one, weights)
         if moved:
             described["statistics"] = by_batch(training)
+            _check_readers(training, moved, profile)
         _differentiate(training, names, scaled=dtype == "fp16")
         state = (1 + len(optimizer.moments)) * sum(weights[name].nbytes for name in names)
         state += sum(array.nbytes for array in weights.values())
@@ -382,13 +384,19 @@ def _copy(model: str | os.PathLike[str] | ModelLike) -> ir.Model:
     return result
 
 
-def _check_statistics(moved: Sequence[str], names: Sequence[str], profile: Profile) -> None:
-    if profile == "official":
-        raise GraphgenError(
-            f"artifacts: each batch moves {moved[0]}, since its norm is in training mode, which "
-            "the official runtime would not do: choose profile='stock' (--profile stock), or "
-            "bring the module in evaluation mode"
-        )
+def _check_readers(training: ir.Model, moved: Sequence[str], profile: Profile) -> None:
+    """Raise for statistics that the official runtime might move before something reads them."""
+    for value in [x for x in training.graph.inputs if x.name in moved] * (profile == "official"):
+        others = [use.node for use in value.uses() if not is_a(use.node, ops.add, ops.sub)]
+        if others or len(value.uses()) > 2:  # s + (new - s) momentum
+            raise GraphgenError(
+                f"artifacts: each batch moves {value.name}, which something else reads, too, and "
+                "the official runtime might do either first: choose profile='stock' (--profile "
+                "stock), or bring the module in evaluation mode"
+            )
+
+
+def _check_statistics(moved: Sequence[str], names: Sequence[str]) -> None:
     if wrong := sorted({*moved} & {*names}):
         raise GraphgenError(
             f"artifacts: {wrong[0]} is moved by each batch, since its norm is in training mode: no "

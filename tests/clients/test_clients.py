@@ -17,8 +17,10 @@ import onnx
 import pytest
 
 import graphgen as gg
+from graphgen import nn, ops
 from graphgen.export.checkpoint import Checkpoint
 from graphgen.models import create, find
+from graphgen.nn.module import ones
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 STEPS, VOCABULARY = 20, 23
@@ -77,6 +79,25 @@ def exported(rng: np.random.Generator) -> dict[str, np.ndarray]:
     return {"input_ids": tokens, "attention_mask": np.ones_like(tokens), "labels": labels}
 
 
+class Normalized(nn.Module):
+    """A norm in training mode: each batch moves its running statistics."""
+
+    def __init__(self) -> None:
+        self.up, self.down = nn.Linear(6, 5), nn.Linear(5, 2)
+        self.scale, self.bias = (nn.Parameter((5,), initialize=ones) for _ in range(2))
+        self.mean, self.var = (nn.Parameter((5,), initialize=ones) for _ in range(2))
+
+    def __call__(self, x: Any) -> Any:
+        weights = self.scale, self.bias, self.mean, self.var
+        y = ops.batch_normalization(self.up(x), *weights, momentum=0.8, training_mode=1)
+        return {"y": self.down(y)}
+
+
+def numbers(rng: np.random.Generator) -> dict[str, np.ndarray]:
+    x = rng.normal(1.0, 2.0, (7, 6)).astype(np.float32)
+    return {"x": x, "labels": np.tanh(x[:, :2])}
+
+
 class Case(NamedTuple):
     """A model, how its artifacts are written, and where a batch comes from."""
 
@@ -106,6 +127,11 @@ CASES = {
         lambda: build("transformer-base", dropout=0.1),
         {"optimizer": PAPER, "label_smoothing": 0.1},
         translation,
+    ),
+    "norms by the batch, SGD": Case(
+        lambda: gg.build(Normalized(), seed=0, x=gg.float32["n", 6]),
+        {"optimizer": gg.SGD(), "loss": "mse"},
+        numbers,
     ),
     "export of torch": Case(
         lambda: FIXTURES / "gpt2_dynamo_eager_23.onnx",
@@ -171,7 +197,7 @@ def test_it_trains_the_same_files_alike(
     assert {*saved.trainable, *saved.frozen} == {*ours.parameters}
     if name.endswith("SGD"):  # Adam makes steps of rounding errors where the slope is 0
         for parameter, array in ours.parameters.items():
-            found = saved.trainable[parameter]
+            found = (saved.trainable | saved.frozen)[parameter]
             np.testing.assert_allclose(array, found, rtol=0, atol=1e-5, err_msg=parameter)
     shutil.copyfile(tmp_path / "saved", tmp_path / "art" / "checkpoint")
     continued = trainer(tmp_path / "art")

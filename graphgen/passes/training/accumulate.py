@@ -1,8 +1,9 @@
 """Gradients that are summed up in memory: the official form, and the one for the stock runtime.
 
 A file has an `InPlaceAccumulatorV2(buffer, gradient, reset)` for each parameter; only the official
-runtime has its kernel. `for_stock` makes the gradients outputs instead, and also their running
-sums, so that a trainer can bind all of them to one buffer.
+runtime has its kernel. It also overwrites running statistics that a batch moves. `for_stock` makes
+all of these outputs instead, and also the running sums of gradients, so that a trainer can bind
+them to one buffer.
 """
 
 import itertools
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common
@@ -23,7 +25,8 @@ from graphgen.infer import same_shape
 from graphgen.match import Engine, Pass, PassReport, Refusal, Replacement, Rewrite, whole
 from graphgen.op import find_op, is_a, read_attributes
 from graphgen.passes.training.activations import share_factors
-from graphgen.passes.training.batch_norms import is_moved
+from graphgen.passes.training.adapters import initializer
+from graphgen.passes.training.batch_norms import NEXT, is_moved
 from graphgen.passes.training.blocks import in_blocks
 from graphgen.passes.training.products import swaps_last
 from graphgen.places import where_is
@@ -33,6 +36,7 @@ from graphgen.value import Tensor, adopt
 RESET, ACCUMULATOR = "lazy_reset_grad", "InPlaceAccumulatorV2"
 GRADIENT, BUFFER, FLAG = "_grad", "_grad.accumulation.buffer", "_grad.accumulation.out"
 
+_ALWAYS = "lazy_reset_grad.always"
 _CONTRIB = "com.microsoft"
 _ACCUMULATE = """
     <domain: "com.microsoft", opset_import: ["" : 18]>
@@ -46,7 +50,8 @@ def into_buffers(names: Sequence[str]) -> Pass:
     """The official form: gradients go into buffers, and a flag for each is the output.
 
     The outputs of the model are the loss, the gradients of the parameters with these names, and
-    statistics that a batch has moved.
+    statistics that a batch has moved. These, which are inputs as parameters are, are their own
+    buffers, and their new values overwrite them.
     """
 
     def make(model: ir.Model) -> Replacement:
@@ -54,22 +59,31 @@ def into_buffers(names: Sequence[str]) -> Pass:
         loss, *gradients = graph.outputs
         moved = [gradients.pop() for _ in range(len(gradients) - len(names))][::-1]
         graph.outputs[:] = [loss]
-        shapes = {value.name: value.shape for value in graph.inputs}
-        added = dict[str, ir.Value]()
+        inputs, added = {value.name: value for value in graph.inputs}, dict[str, ir.Value]()
         reset = added[RESET] = ir.Value(
             name=RESET, type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape([1])
         )
-        for name, gradient in zip(names, gradients, strict=True):
-            buffer = ir.Value(name=name + BUFFER, type=gradient.type, shape=shapes[name])
-            node = ir.node(ACCUMULATOR, [buffer, gradient, reset], domain=_CONTRIB)
-            flag = node.outputs[0]
+
+        def put(name: str, buffer: ir.Value, value: ir.Value, reset: ir.Value) -> None:
+            node = ir.node(ACCUMULATOR, [buffer, value, reset], domain=_CONTRIB)
+            flag = added[name + FLAG] = node.outputs[0]
             flag.type, flag.shape = reset.type, ir.Shape([1])
-            added |= {name + BUFFER: buffer, name + FLAG: flag}
             graph.append(node)
-            graph.inputs.append(buffer)
             graph.outputs.append(flag)
+
+        for name, gradient in zip(names, gradients, strict=True):
+            shape = inputs[name].shape
+            buffer = ir.Value(name=name + BUFFER, type=gradient.type, shape=shape)
+            added[name + BUFFER] = buffer
+            graph.inputs.append(buffer)
+            put(name, buffer, gradient, reset)
         graph.inputs.append(reset)
-        graph.outputs.extend(moved)
+        if moved:
+            always = added[_ALWAYS] = initializer(_ALWAYS, np.ones(1, bool))
+            graph.register_initializer(always)
+            for value in moved:
+                name = str(value.name).removesuffix(NEXT)
+                put(name, inputs[name], value, always)
         claim(graph, added)
         function = ir.serde.deserialize_function(onnx.parser.parse_function(_ACCUMULATE))
         model.functions[function.identifier()] = function
@@ -175,7 +189,7 @@ def _accumulators(graph: ir.Graph) -> list[ir.Node]:
 
 
 def _gradients_as_outputs(model: ir.Model) -> Replacement:
-    """Each gradient is a separate output, in place of its accumulator."""
+    """Each gradient or moved statistic is a separate output, in place of its accumulator."""
     graph, made = model.graph, list[ir.Value]()
     for node in _accumulators(graph):
         buffer, gradient, _ = node.inputs
@@ -183,7 +197,9 @@ def _gradients_as_outputs(model: ir.Model) -> Replacement:
         if gradient in made or gradient.producer() is None:
             graph.insert_before(node, identity := identity_of(gradient))
             gradient = identity.outputs[0]
-        gradient.name = str(buffer.name).removesuffix(BUFFER) + GRADIENT
+        name = str(buffer.name)
+        own = name.removesuffix(BUFFER)
+        gradient.name = own + (GRADIENT if own != name else NEXT)
         made.append(gradient)
         graph.outputs.remove(node.outputs[0])
         graph.remove(node, safe=True)

@@ -26,7 +26,8 @@ MOMENTUM = "graphgen.batch_norm"
 UNBIASED = "graphgen.batch_norm_unbiased"
 """Metadata of one whose running variance is of the N / (N - 1) fold of the batch's, as in torch."""
 
-_NEXT = ".moved"
+NEXT = ".moved"
+"""What follows a statistic's name in that of its new value."""
 
 
 def is_norm(node: ir.Node) -> bool:
@@ -100,7 +101,7 @@ def by_batch(model: ir.Model) -> dict[str, str]:
                 assert value is not None
                 old = moved.get(value, adopt(value))  # a norm that is used twice moves it twice
                 moved[value] = old + (new - old) * part
-        names = {str(value.name): str(value.name) + _NEXT for value in moved}
+        names = {str(value.name): str(value.name) + NEXT for value in moved}
         made = [tape.operand(new) for new in moved.values()]
         graph.extend(tape.nodes)
         tape.kept = True
@@ -117,7 +118,7 @@ def by_batch(model: ir.Model) -> dict[str, str]:
 
 def is_moved(name: str) -> bool:
     """Whether an output is a running statistic that a batch has moved."""
-    return name.endswith(_NEXT)
+    return name.endswith(NEXT)
 
 
 def _sites(model: ir.Model) -> list[ir.Node]:
