@@ -373,9 +373,6 @@ class Bound:
         self._elsewhere = session.plan.device != "cpu"
         # The runtime holds only addresses; these references keep the arrays alive.
         self._inputs = {name: _ort_value(array) for name, array in inputs.items()}
-        self._crossing = {
-            n: v for n, v in self._inputs.items() if isinstance(inputs[n], np.ndarray)
-        }
         self._outputs = [outputs.get(name) for name in self._names]
         self._unbound = [name for name in self._names if name not in outputs]
         for name, value in self._inputs.items():
@@ -394,8 +391,8 @@ class Bound:
 
     def __call__(self) -> list[Any]:
         """Run on the buffers' present contents and return the outputs in graph order."""
-        if self._elsewhere:  # the copy to the device is made when binding, not when running
-            for name, value in self._crossing.items():
+        if self._elsewhere:  # copies, also those to nodes on the CPU, are made when binding
+            for name, value in self._inputs.items():
                 self._binding.bind_ortvalue_input(name, value)
         for name in self._unbound:  # else the last run's memory and shape would be used again
             self._binding.bind_output(name)

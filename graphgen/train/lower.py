@@ -73,8 +73,8 @@ def lower(directory: Path, accumulate: int | None = None, *, cpu: bool = True) -
       into it. Each such sum has one reader, which writes the next one.
     - With `accumulate` above 1, by default as the files say, the first sum starts from the official
       buffer, an input to bind to that memory as well; otherwise the buffers are not inputs.
-    - A product with a transposed operand becomes a FusedMatMul: nothing moves.
-    - On the CPU, the gradient of a weight reads a transposed copy where that pays, and a product of
+    - On the CPU, a product with a transposed operand becomes a FusedMatMul: nothing moves.
+    - There, the gradient of a weight reads a transposed copy where that pays, and a product of
       many rows with a weight becomes a batch of blocks of rows, which the kernel computes faster.
     - The optimizer's settings are read from its graph; `Optimizer.update` runs instead, in place,
       on flat chunks of all parameters.

@@ -56,6 +56,22 @@ def test_it_runs_there_and_the_plan_says_so(path: Path) -> None:
     assert run()[0] is out and relative_rms(wanted, out) < 1e-6
 
 
+def test_nodes_on_the_cpu_read_buffers_as_they_are_at_each_run() -> None:
+    """FusedMatMul has no kernel there; a buffer of the device is copied to it for each run."""
+
+    def product(x: Any, w: Any) -> Any:
+        return gg.ops.fused_matmul(x, w, transB=1)
+
+    model = gg.build(product, x=gg.float32[2, 5, 32], w=gg.float32[4, 32])
+    with pytest.warns(gg.GraphgenWarning, match="for lack of a kernel of webgpu: 1 FusedMatMul"):
+        session = gg.Session(model, provider="webgpu")
+    weights = [np.full((4, 32), n, np.float32) for n in (1, 2)]
+    run = session.bind({"x": X, "w": (buffer := session.place(weights[0]))})
+    for w in weights:
+        buffer.write(w)
+        assert relative_rms(X @ w.T, run()[0]) < 1e-6
+
+
 def test_the_command_runs_there(path: Path, tmp_path: Path, capsys: Any) -> None:
     np.save(tmp_path / "x.npy", X)
     given = ["run", str(path), "--input", f"x={tmp_path / 'x.npy'}", "--provider", "webgpu"]

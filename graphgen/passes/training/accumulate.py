@@ -103,7 +103,7 @@ def for_stock(accumulate: bool, *, cpu: bool = True) -> list[Pass]:
     return [
         whole("gradients", _gradients_as_outputs),
         Pass("share_factors", share_factors, "whole"),
-        Pass("fuse_transposes", _fuse_transposes),
+        *([Pass("fuse_transposes", _fuse_transposes)] if cpu else []),
         in_place,
         *([whole("from_buffers", _from_buffers), in_place] if accumulate else []),
         *([Pass("transpose_once", _transpose_once), Pass("in_blocks", in_blocks)] if cpu else []),
