@@ -21,6 +21,7 @@ class FileSizes(ShapeInferenceContext):
         self.sure: set[str] = set()
         self.lengths: set[str] = set()
         self.asked: set[str] = set()  # what was not sure when it was divided
+        self.emptied: dict[str, str] = {}  # by size: the symbol with which it is 0
 
 
 def without_doubt(shape: ir.Shape | None, context: ShapeInferenceContext) -> ir.Shape | None:

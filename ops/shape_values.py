@@ -296,8 +296,10 @@ def _keep_where_empty(node: ir.Node, wanted: tuple[Dim, ...], context: FileSizes
     texts, own = common_form([str(d) for dims in shapes for d in dims])
     forms = iter(texts)
     alike = [tuple(_as_text(d, next(forms)) for d in dims) for dims in shapes]
-    for form, runs, empty, few in _where_empty(*alike, trials):
+    emptied = dict[int, str]()
+    for form, runs, empty, few, zeros in _where_empty(*alike, trials):
         symbol = own(form)
+        emptied |= dict.fromkeys(zeros, symbol)
         wrong |= few
         if not runs and always:
             context.lengths.add(symbol)
@@ -305,6 +307,7 @@ def _keep_where_empty(node: ir.Node, wanted: tuple[Dim, ...], context: FileSizes
             context.asked.add(symbol)
             wrong |= empty
     give_up(y, sorted(wrong), context)
+    context.emptied |= {str(y.shape[i]): emptied[i] for i in wrong & emptied.keys()}
 
 
 def _as_text(size: Dim, text: str) -> Dim:
@@ -318,17 +321,18 @@ def _where_empty(
     found: tuple[Dim, ...],
     lengths: tuple[Dim, ...],
     trials: int,
-) -> list[tuple[str, bool, set[int], set[int]]]:
+) -> list[tuple[str, bool, set[int], set[int], set[int]]]:
     """For each symbol, whether a reshape may run where it is 0, and where it is not as found.
 
-    That is, the axes with other sizes than found where the symbol is 0, and where it is small.
+    That is, the axes with other sizes than found where the symbol is 0, and where it is small; and
+    the axes whose size is 0 where the symbol is.
     There is no run in which one of the `lengths` is below 1.
     """
     shapes = old, wanted, found, lengths
     symbols = sorted(ir.Shape(old).free_symbols() | ir.Shape(wanted).free_symbols())
-    result = list[tuple[str, bool, set[int], set[int]]]()
+    result = list[tuple[str, bool, set[int], set[int], set[int]]]()
     for symbol in symbols:
-        runs, empty, few = False, set[int](), set[int]()
+        runs, empty, few, zeros = False, set[int](), set[int](), set(range(len(found)))
         for size in range(trials):
             for many in (
                 dict.fromkeys(symbols, 1),
@@ -337,7 +341,8 @@ def _where_empty(
                 try:
                     bound = [[size_at(d, many | {symbol: size}) for d in s] for s in shapes]
                 except ValueError:  # a comparison with what is divided by 0
-                    runs = runs or size == 0
+                    if size == 0:
+                        runs, zeros = True, set()
                     continue
                 before, given, after, least = bound
                 if any(isinstance(d, int) and d < 1 for d in least):
@@ -345,10 +350,12 @@ def _where_empty(
                 sure = all(isinstance(d, int) for d in (*before, *given))
                 sizes = _reshaped(before, given) if sure else []
                 runs = runs or (size == 0 and (bool(sizes) or not sure))
+                if size == 0 and (sizes or not sure):
+                    zeros &= {i for i, d in enumerate(sizes) if d == 0}
                 for i, (d, f) in enumerate(zip(sizes, after, strict=False)):
                     if d != f and (isinstance(f, int) or not f.free_symbols()):
                         (few if size else empty).add(i)
-        result.append((symbol, runs, empty, few))
+        result.append((symbol, runs, empty, few, zeros))
     return result
 
 

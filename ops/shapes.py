@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import zip_longest
 
 import onnx_ir as ir
 from onnx_shape_inference import ShapeInferenceContext
@@ -176,7 +177,9 @@ def _multiply(node: ir.Node, context: ShapeInferenceContext) -> None:
         x, y = known
         expect_same([x[-1], y[-2 if len(y) > 1 else -1]], context)
     if len(known) == 2 and min(map(len, known)) >= 2:
-        batch = broadcast([ir.Shape(shape[:-2]) for shape in known], context)
+        batches = [ir.Shape(shape[:-2]) for shape in known]
+        batch = broadcast(batches, context)
+        _expect_elements(node, batches, context)
         node.outputs[0].shape = ir.Shape([*batch, known[0][-2], known[1][-1]])
 
 
@@ -271,6 +274,18 @@ def _broadcast_operands(node: ir.Node, context: ShapeInferenceContext) -> None:
     known = [shape for shape in shapes if shape is not None]
     if len(known) == len(shapes):
         node.outputs[0].shape = broadcast(known, context)
+        _expect_elements(node, known, context)
+
+
+def _expect_elements(
+    node: ir.Node, shapes: Sequence[ir.Shape], context: ShapeInferenceContext
+) -> None:
+    """The runtime refuses to broadcast 0 with 4: so a symbol with which a size is 0 never is."""
+    if isinstance(context, FileSizes) and node.graph is not None and node.graph is context.graph:
+        for dims in zip_longest(*map(reversed, shapes), fillvalue=1):
+            if any(isinstance(d, int) and d > 1 for d in dims):
+                found = (context.emptied.get(str(d)) for d in dims)
+                context.lengths.update(symbol for symbol in found if symbol is not None)
 
 
 @mends("ArrayFeatureExtractor")
