@@ -299,7 +299,7 @@ def _keep_where_empty(node: ir.Node, wanted: tuple[Dim, ...], context: FileSizes
     emptied = dict[int, str]()
     for form, runs, empty, few, zeros in _where_empty(*alike, trials):
         symbol = own(form)
-        emptied |= dict.fromkeys(zeros, symbol)
+        emptied |= dict.fromkeys(zeros & empty, symbol)
         wrong |= few
         if not runs and always:
             context.lengths.add(symbol)

@@ -99,7 +99,21 @@ SLICES += [
     Case(X + ", int64[1] s", N, "y = Slice (x, #[0], #[3], #[0], s)", {"s": np.array([2])}),
 ]
 
+REPEATED = (
+    "s = Shape (x) b = Slice (s, #[0], #[1]) m = Slice (s, #[3], #[5]) "
+    "k = Concat <axis = 0> (b, #[-1], m) y = Reshape (x, k)"
+)
+"""As exporters write repeat_interleave: (n, 4, m, 8), but (n, 0, 2, 8) where m is 0."""
+
 EMPTY = [
+    *(
+        Case(
+            f"float[n, 2, 2, m, 8] x, float[n, {heads}, 5, 8] q",
+            "n=3 m=2; n=2 m=0; n=0 m=2",
+            f"{REPEATED} t = Transpose <perm = [0, 1, 3, 2]> (y) p = MatMul (q, t)",
+        )
+        for heads in (1, 4)
+    ),
     Case(
         "float[n, m, 2, 4] x",
         "n=3 m=2; n=0 m=2; n=2 m=0",

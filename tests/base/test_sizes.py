@@ -19,7 +19,7 @@ import onnx.parser
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
-from sizes import CASES, Case
+from sizes import CASES, REPEATED, Case
 
 import graphgen as gg
 from graphgen.edit import infer_model
@@ -206,6 +206,15 @@ def check_optimized(case: Case, proto: onnx.ModelProto, trials: list[Any], path:
             "t = Concat <axis = 0> (d, #[2, 2, -1]) y = Reshape (a, t)",
             "? 2 2 ?",
         ),
+        *(  # repeated heads, 0 of them where m is 0: 4 do not broadcast with that, 1 does
+            (f"float[n, 2, 2, m, 8] x, float[n, {heads}, 5, 8] q", f"{REPEATED} {nodes}", want)
+            for heads, nodes, want in (
+                (4, "t = Transpose <perm = [0, 1, 3, 2]> (y) p = MatMul (q, t)", "n 4 m 8"),
+                (1, "t = Transpose <perm = [0, 1, 3, 2]> (y) p = MatMul (q, t)", "n ? ? 8"),
+                (4, "u = Slice (q, #[4], #[5], #[2]) p = Add (u, y)", "n 4 m 8"),
+                (1, "u = Slice (q, #[4], #[5], #[2]) p = Add (u, y)", "n ? ? 8"),
+            )
+        ),
         (
             "float[1, 2, n] x",
             "y = MaxPool <kernel_shape = [3], strides = [2], pads = [1, 1]> (x)",
@@ -256,7 +265,7 @@ def test_a_size_that_is_divided_by_0_where_another_is_0_is_no_error() -> None:
     """⌊k / n⌋ - 1, at least 0, for n rows, as TorchScript computes Parakeet's positions."""
     n, m = ir.SymbolicDim("n"), ir.SymbolicDim("Max(0, floor(m/n) - 1)")
     found = _where_empty((m, n), (n, m), (n, m), (), 1)
-    assert ("n", True, set(), set()) in found  # nothing is known there
+    assert ("n", True, set(), set(), set()) in found  # nothing is known there
 
 
 def test_the_length_of_a_convolution_is_not_tried_below_1() -> None:

@@ -580,6 +580,32 @@ def test_a_bias_padded_to_the_number_of_keys_has_their_size(other: bool) -> None
         assert relative_rms(wanted, given) < ROUNDING
 
 
+def test_heads_repeated_by_a_reshape_that_counts_them() -> None:
+    """As torch exports repeat_interleave: where there are no keys, no heads are left, either."""
+
+    def repeated(x: Any) -> Any:
+        few = ops.transpose(ops.reshape(x, [0, 0, 2, D]), perm=[0, 2, 1, 3])
+        copies = TABLE["", "Tile"](ops.unsqueeze(few, [2]), np.array([1, 1, H // 2, 1, 1]))
+        sizes = TABLE["", "Shape"](copies)
+        batch, rest = ops.gather(sizes, np.array([0])), ops.gather(sizes, np.array([3, 4]))
+        return TABLE["", "Reshape"](copies, ops.concat(batch, np.array([-1]), rest, axis=0))
+
+    def attend(q: Any, k: Any, v: Any) -> Any:
+        s = heads(q) @ ops.swap_last(repeated(k)) / math.sqrt(D)
+        return merge(ops.softmax(s) @ repeated(v))
+
+    few = gg.float32["b", "s", 2 * D]
+    model = as_in_a_file(attend, primitives=True, q=Q, k=few, v=few)
+    best = optimize(model, verify=True)
+    assert count_operators(best.model)["Attention"] == 1
+    rng = np.random.default_rng(7)
+    for b, t, s in ((2, 5, 3), (1, 1, 1), (3, 2, 9)):
+        shapes = {"q": (b, t, H * D), "k": (b, s, 2 * D), "v": (b, s, 2 * D)}
+        feeds = {name: rng.standard_normal(n).astype(np.float32) for name, n in shapes.items()}
+        (wanted,), (given,) = run_plain(model, feeds), run_plain(best.model, feeds)
+        assert relative_rms(wanted, given) < ROUNDING
+
+
 def test_sizes_of_inputs_tell_batch_and_rows_apart() -> None:
     model = build(rows_in_one, primitives=True, q=Q, k=K, v=K)
     best = optimize(model, verify=True)
