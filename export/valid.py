@@ -19,7 +19,7 @@ from graphgen.errors import GraphgenError, warn
 from graphgen.expansion import check_expansion, inner_graphs
 from graphgen.export.sparse import make_dense
 from graphgen.forms import TEXTS
-from graphgen.graph import DECLARED, SCALARS, operator_name
+from graphgen.graph import AXES, DECLARED, SCALARS, operator_name
 from graphgen.infer import OPSET, schema_of
 from graphgen.op import find_op
 from graphgen.places import where_is
@@ -169,6 +169,9 @@ def _mend(message: Any, *, in_function: bool) -> None:
             for value in message.output:  # an input that is one, too, is what the input declares
                 if value.name in types:
                     value.type.CopyFrom(types[value.name])
+        case "TensorShapeProto":
+            if len(message.dim) > AXES:
+                raise ValueError(f"a tensor of {len(message.dim)} axes is declared; {AXES} at most")
         case "TensorProto":
             if any(size < 0 for size in message.dims):
                 raise ValueError(f"the tensor {message.name!r} has sizes {list(message.dims)}")
@@ -178,6 +181,10 @@ def _mend(message: Any, *, in_function: bool) -> None:
                     message.ClearField(name)  # the runtime does not look at it
             for entry in [e for e in message.external_data if e.key not in _OUTSIDE]:
                 message.external_data.remove(entry)
+            for entry in message.external_data:
+                if entry.key in ("offset", "length") and not re.fullmatch("[0-9]+", entry.value):
+                    where = f"the {entry.key} of the data of {message.name!r}"
+                    raise ValueError(f"{where} is {entry.value!r}, not a number of bytes")
         case "NodeProto":
             message.ClearField("device_configurations")
         case "AttributeProto":

@@ -20,6 +20,9 @@ from graphgen.value import Tensor, Value, adopt, graph_value
 SCALARS = "graphgen.scalars"
 """Graph metadata: the names of parameters without dimensions, as JSON."""
 
+AXES = 256
+"""The most axes of a tensor in a file; NumPy's arrays have up to 64."""
+
 CONSTANT = "graphgen.constant"
 """In a value's meta: it was a Constant in the file, so it is not a weight."""
 

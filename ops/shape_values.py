@@ -10,6 +10,7 @@ import onnx_ir as ir
 from onnx_shape_inference import ShapeInferenceContext
 
 from graphgen.forms import TEXTS, common_form, dim_of, simplified
+from graphgen.graph import AXES
 from graphgen.infer import (
     Dim,
     expect_distinct,
@@ -235,7 +236,7 @@ def _expanded(shape: ir.Shape, sizes: ir.Value, context: ShapeInferenceContext) 
     if wanted is not None:
         return broadcast([shape, ir.Shape(wanted)], context)
     count = sizes.shape[0] if sizes.shape is not None and len(sizes.shape) == 1 else None
-    if not isinstance(count, int):
+    if not isinstance(count, int) or count > AXES:
         return None
     return ir.Shape([context.new_symbolic_dim() for _ in range(max(count, len(shape)))])
 

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from onnx_shape_inference import ShapeInferenceContext
 
 from graphgen.forms import TEXTS, readable
+from graphgen.graph import AXES
 from graphgen.infer import (
     CHECKS,
     DeclaredSizes,
@@ -310,7 +311,7 @@ def _same_rank(node: ir.Node, context: ShapeInferenceContext) -> None:
     rank: int | ir.SymbolicDim = len(x.shape)
     if node.op_type == "ConstantOfShape":
         rank = x.shape[0] if len(x.shape) == 1 else -1
-    if isinstance(rank, int) and rank >= 0 and (keepdims is None or keepdims.as_int()):
+    if isinstance(rank, int) and 0 <= rank <= AXES and (keepdims is None or keepdims.as_int()):
         y.shape = ir.Shape([context.new_symbolic_dim() for _ in range(rank)])
 
 

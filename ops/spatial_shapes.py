@@ -70,7 +70,7 @@ def _pool(node: ir.Node, context: ShapeInferenceContext) -> None:
     for i, stride in enumerate(strides):
         axis, reach = 2 + i, apart[i] * (windows[i] - 1) + 1 - pads[i] - pads[axes + i]
         known = exact and reach <= stride and node.outputs[0].shape is not None
-        others = ir.Shape([d for j, d in enumerate(x.shape) if j != axis]).free_symbols()
+        others = ir.Shape([d for j, d in enumerate(x.shape.dims) if j != axis]).free_symbols()
         least = 1 if others & ir.Shape([x.shape[axis]]).free_symbols() else 2
         for value in [] if isinstance(x.shape[axis], int) else node.outputs:
             if known and reach >= least and value.shape is not None:

@@ -241,9 +241,8 @@ def registered(provider: str) -> Kernels:
         if kernel.provider != provider:
             continue
         first, last = kernel.version_range
-        parameters = {
-            p: list(map(plain, kernel.type_constraints[p])) for p in kernel.type_constraints
-        }
+        types = kernel.type_constraints  # made anew each time
+        parameters = {name: list(map(plain, given)) for name, given in types.items()}
         row = (first, None if last >= 2**31 - 1 else last, parameters)
         domain = "" if kernel.domain == "ai.onnx" else kernel.domain
         kernels.setdefault(domain, {}).setdefault(kernel.op_name, []).append(row)

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from typing import Any
 
@@ -68,6 +68,7 @@ def kernels_of(table: Mapping[str, Any], runtime: str) -> Kernels:
     }
 
 
+@lru_cache(256)  # a few texts, thousands of times
 def plain(written: str) -> str:
     """`float` for `tensor(float)`; other kinds keep their wrapper: `seq(float)`."""
     return re.sub(r"\btensor\((\w+)\)", r"\1", written)

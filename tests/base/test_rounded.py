@@ -1,6 +1,8 @@
 """Sizes behind convolutions, which exporters compute from those of inputs."""
 
 import itertools
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ from small_models import ROUNDING, as_in_a_file, relative_rms, run_plain
 import graphgen as gg
 from graphgen import ops
 from graphgen.edit import infer_model
-from graphgen.forms import dim_of, simplified
+from graphgen.forms import _short, dim_of, simplified
 from graphgen.graph import count_operators
 from graphgen.op import TABLE
 from graphgen.ops.numbers_of_sizes import size_at
@@ -150,3 +152,17 @@ def test_sizes_that_differ_in_made_up_names_alone_take_no_more_time(
             assert simplified(f"({other} + {one} + width)//2") == wanted
             assert str(dim_of(f"Max(0, {one} - 2 + 2) * {other}")) == f"{first}*{last}"
     assert len(asked) <= 12
+
+
+@pytest.mark.parametrize("form", ["{}*{}", "Max({}, {})", "Min({}, Max({}, 3))", "Max(0, {} - {})"])
+def test_a_size_that_is_simple_is_what_sympy_makes_of_it(form: str) -> None:
+    for one, other in itertools.product(["a", "b", "2", "0"], repeat=2):
+        text = form.format(one, other)
+        assert _short(text) == str(ir.SymbolicDim(text).simplify())
+
+
+def test_simple_sizes_import_no_units() -> None:
+    """Which sympy does to simplify anything; it takes as long as numpy."""
+    code = "from graphgen.forms import _short; _short('Max(3, a)*1')"
+    unwanted = "import sys; assert 'sympy.physics' not in sys.modules"
+    subprocess.run([sys.executable, "-c", f"{code}; {unwanted}"], check=True)

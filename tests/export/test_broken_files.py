@@ -105,6 +105,13 @@ def on_devices():
     return made
 
 
+def outside(**where):
+    """The data of a weight lies in another file, there."""
+    pairs = {"location": "w", **where}.items()
+    data = [StringStringEntryProto(key=key, value=value) for key, value in pairs]
+    return added(data_location=1, external_data=data)
+
+
 def twice(last, *columns):
     """The mean of a product with a weight that is there twice, ending in 3 and in `last`."""
     made = model(
@@ -131,12 +138,12 @@ REFUSED = {
         "q_num_heads=0; it must be at least 1",
     ),
     "an unknown key of a weight elsewhere": (
-        added(
-            data_location=1,
-            external_data=[StringStringEntryProto(key=k, value="w") for k in ("location", "x")],
-        ),
+        outside(x="w"),
         "'w', which is missing",
     ),
+    "an offset that is no number": (outside(offset="a"), "offset of the data of 'w' is 'a', not"),
+    "a length below 0": (outside(length="-4"), "length of the data of 'w' is '-4', not a number"),
+    "too many axes": (model(node("Relu"), sizes=["n"] * 257), "257 axes is declared; 256 at most"),
     "an attribute of another type": (typed("STRING", s=b"1"), "axis of Softmax is of type STRING"),
     "a product of numbers": (
         model(node("MatMulInteger", ("a", "a")), weights=[ONE]),
@@ -297,6 +304,16 @@ def test_a_model_for_which_no_arrays_can_be_made_is_not_verified(tmp_path, sizes
     started = time.process_time()
     report = gg.optimize(load(tmp_path / "m"), verify=True).report
     assert report.passes and time.process_time() - started < 2
+
+
+@pytest.mark.parametrize("first", ["Expand", "ConstantOfShape"])
+def test_a_list_of_a_million_sizes_takes_no_time(tmp_path, first):
+    made = model(node(first, ("x", "s")[first != "Expand" :], ("z",)), node("Shape", ("z",)))
+    made.graph.input.append(helper.make_tensor_value_info("s", TensorProto.INT64, [10**6]))
+    onnx.save(made, tmp_path / "m.onnx")
+    started = time.process_time()
+    gg.optimize(load(tmp_path / "m.onnx"))
+    assert time.process_time() - started < 2
 
 
 def test_the_time_of_slices_of_slices_does_not_explode(tmp_path):
