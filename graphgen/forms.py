@@ -7,7 +7,6 @@ sympy takes milliseconds for each form.
 import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
 
 import onnx_ir as ir
 
@@ -23,8 +22,7 @@ MADE_UP = re.compile(r"\b(_d|unk__)\d+\b")
 _ANY_MADE_UP = re.compile(rf"\b(_d|unk__|{ELEMENT})\d+\b")
 
 
-_PLAIN = ("Mul", "Max", "Min")
-"""What sympy cannot simplify if its operands are names and numbers; to try, it imports units."""
+_TERM = re.compile(r"\w+(\*\w+)*|(Max|Min)\(\w+(, \w+)+\)")
 
 
 def common_form(texts: Sequence[str]) -> tuple[list[str], Callable[[str], str]]:
@@ -85,7 +83,7 @@ def dim_of(text: str) -> ir.SymbolicDim:
 
 @lru_cache(TEXTS)
 def _short(text: str) -> str:
+    """Its form; sympy cannot simplify one term of names, but to try it would import units."""
     size = ir.SymbolicDim(text)
-    form: Any = size._expr
-    plain = form.is_Atom or (form.func.__name__ in _PLAIN and all(a.is_Atom for a in form.args))
-    return str(form if plain else size.simplify())
+    form = str(size._expr)
+    return form if _TERM.fullmatch(form) else str(size.simplify())
