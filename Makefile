@@ -135,7 +135,7 @@ parity-smoke: $(PARITY)/.ready-parity ## remake the first fixtures with torch an
 	$(PARITY)/bin/python tests/fixtures/make_exports.py --check --only bert
 	$(PARITY)/bin/python tests/fixtures/make_layer.py --check
 
-bench: $(PARITY)/.ready-bench ## answer the questions of bench/, one table each: over an hour
+bench: $(PARITY)/.ready-bench ## answer the questions of bench/, one table each: several hours
 	for question in $(QUESTIONS); do $(PARITY)/bin/python "$$question" || exit; done
 
 goldens: $(VENV)/.ready-test ## rewrite the text goldens and the tables of docs/; review them with git diff

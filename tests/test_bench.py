@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from small_models import ROUNDING
 
+import graphgen as gg
+from graphgen import ops
 from graphgen.errors import GraphgenError
 
 BOUNDS = {"fp32": 5e-6, "fp16": 5e-3}
@@ -146,3 +148,21 @@ def test_cuda_says_what_is_missing_and_its_page_that_nobody_has_run_it(
     left = cuda.Row("Gelu", "fp16", 1, table=True, ran_on="cpu", error=0.0)
     assert left.fault("cuda") == "Gelu fp16 at 1: the table says native, and it ran on cpu"
     assert not cuda.Row("Gelu", "fp16", 1, table=False, ran_on="cpu", error=0.0).fault("cuda")
+
+
+def test_model_types_counts_what_is_left(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(BENCH)
+    import model_types
+
+    def unfused(q: Any, k: Any, v: Any) -> Any:
+        weights = ops.softmax(q @ ops.swap_last(k) / 4.0)
+        y = (weights * weights) @ v
+        centered = y - ops.reduce_mean(y, axis=-1)
+        return centered / ops.sqrt(ops.reduce_mean(centered * centered, axis=-1) + 1e-5)
+
+    x = gg.float32["batch", 8, 16]
+    model = gg.build(unfused, q=x, k=x, v=x, primitives=True)
+    assert model_types.norms_left(model.graph) == 1
+    assert model_types.softmaxes_left(gg.optimize(model).model.graph) == 1
+    plain = gg.optimize(gg.build(gg.nn.LayerNorm(16), x=x, seed=0)).model.graph
+    assert model_types.softmaxes_left(plain) == model_types.norms_left(plain) == 0

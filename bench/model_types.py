@@ -334,7 +334,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="example: python bench/coverage.py --only bert llama --results coverage.jsonl",
+        epilog="example: python bench/model_types.py --only bert llama --results model_types.jsonl",
     )
     parser.add_argument("--only", nargs="+", metavar="TYPE", help="these model types alone")
     parser.add_argument("--part", default="0/1", metavar="I/N", help="part I of N of all types")
