@@ -29,6 +29,7 @@ from graphgen.subgraphs import detach, infer_graph, nodes_of, subgraphs_of
 from graphgen.traits import Trait, has
 from graphgen.value import Tensor, Value, graph_value
 
+_NAME = re.compile("[^\0\ud800-\udfff]+")
 _NEXT = "graphgen.constants"  # in a graph's meta: the number of its next constant
 
 
@@ -42,6 +43,7 @@ def to_model(tape: Tape, outputs: Mapping[str, ir.Value | Value]) -> ir.Model:
                 "value for each output"
             )
         results.append(value)
+    _check_names(tape, outputs)
     graph = ir.Graph(
         list(tape.inputs.values()),
         results,
@@ -63,6 +65,21 @@ def to_model(tape: Tape, outputs: Mapping[str, ir.Value | Value]) -> ir.Model:
     register_constants(graph, tape.constants.values())
     tidy(model)
     return model
+
+
+def _check_names(tape: Tape, outputs: Iterable[str]) -> None:
+    """Inputs, weights and outputs keep their names: no two have one, and files can hold each."""
+    owners: dict[str, str] = dict.fromkeys(tape.initializers, "a weight")
+    for kind, names in (("an input", [*tape.inputs]), ("an output", [*outputs])):
+        for name in names:
+            if not _NAME.fullmatch(name):
+                raise GraphgenError(f"{kind} is called {name!a}; give it a name that is a text")
+            if name in owners:
+                raise GraphgenError(
+                    f"{kind} and {owners[name]} are both called {name}; rename one (outputs have "
+                    "the keys of the dictionary that is returned)"
+                )
+            owners[name] = kind
 
 
 def register_constants(graph: ir.Graph, constants: Iterable[ir.Value]) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import onnx.defs
 import onnx_ir as ir
 
-from graphgen.errors import GraphgenError
+from graphgen.errors import GraphgenError, user_line
 from graphgen.infer import DeclaredSizes, describe, infer, new_context
 from graphgen.subgraphs import detach, read_by
 from graphgen.value import Size, Tensor as Tensor, Value as Value, adopt as adopt, graph_value
@@ -140,9 +140,18 @@ class Tape:
             self.checked.add(key)
 
     def input(self, name: str, dtype: ir.DataType, shape: Sequence[int | str]) -> Value:
-        """A graph input; the same one if the name is asked for again."""
+        """A graph input; the same one if the name is asked for again.
+
+        Raises GraphgenError if it was asked for with another type.
+        """
         value = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(list(shape)))
-        return Value(self.inputs.setdefault(name, value))
+        found = self.inputs.setdefault(name, value)
+        if (found.dtype, found.shape) != (value.dtype, value.shape):
+            raise GraphgenError(
+                f"the input {name} is {describe(found)}, and another of this name has to be "
+                f"{describe(value)}: rename it{user_line()}"
+            )
+        return Value(found)
 
     def operand(self, x: Operand) -> ir.Value:
         """`x` in the graph: what stands for a value, or a constant."""

@@ -208,9 +208,18 @@ def initialize(
 ) -> dict[str, Parameter]:
     """Give every parameter its value, from (seed, path) or from `weights`; return them by path.
 
-    Raises a GraphgenError that names all weights that are missing, left over or of another shape.
+    Raises a GraphgenError that names all weights that are missing, left over or of another shape,
+    and for two parameters of one path.
     """
-    found = {path: item for path, item in members(module) if isinstance(item, Parameter)}
+    found = dict[str, Parameter]()
+    for path, item in members(module):
+        if path in found:
+            raise GraphgenError(
+                f"{in_line(module)} has two parameters of the path {path}: rename one of the "
+                f"attributes or keys in it{user_line()}"
+            )
+        if isinstance(item, Parameter):
+            found[path] = item
     if weights is not None:
         weights = {path: _to_array(path, given) for path, given in weights.items()}
         missing, extra = sorted(set(found) - set(weights)), sorted(set(weights) - set(found))
@@ -314,7 +323,7 @@ def build(
         module: A module, a method of one (a part of it, with the same weights), or a function of
             the inputs.
         seed: Seeds each initial weight together with its path, so adding one changes no other.
-        weights: The weights by path, instead of the seed.
+        weights: The weights by path, instead of the seed; arrays are shared, not copied.
         primitives: Record the bodies of composite operators instead of the operators, except for
             dropout.
         training: Keep dropout, with `seed` and `step` as further inputs of the model.

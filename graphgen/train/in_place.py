@@ -11,6 +11,7 @@ from graphgen.graph import present_inputs
 from graphgen.nn.module import build, float32
 from graphgen.op import find_op
 from graphgen.operands import UFUNCS, Array
+from graphgen.train.on_device import NEXT
 
 CHUNK = 1 << 16
 """Elements to update at a time: with both moments they stay in the cache from pass to pass."""
@@ -28,11 +29,15 @@ class InPlace:
     ) -> None:
         specs: dict[str, Any] = dict.fromkeys(arrays, float32["n"])
         specs |= dict.fromkeys(numbers, float32[()])
-        graph = build(update, **specs).graph
+
+        def changes(**given: Any) -> dict[str, Any]:
+            return {name + NEXT: y for name, y in update(**given).items()}
+
+        graph = build(changes, **specs).graph
         ufuncs: dict[object, np.ufunc] = {op: ufunc for ufunc, op in UFUNCS.items()}
         left = {x: len(x.uses()) for x in graph.inputs}  # how often each value is still read
         slots: dict[ir.Value, object] = {x: x.name for x in graph.inputs}
-        changed = {y.name for y in graph.outputs}
+        changed = {str(y.name).removesuffix(NEXT) for y in graph.outputs}
         self._constants: dict[object, Any] = {
             x: x.const_value.numpy()[()] for x in graph.initializers.values() if x.const_value
         }
@@ -44,7 +49,7 @@ class InPlace:
             busy = {slots[x] for x, times in left.items() if times > 0}
             place: object = y
             if y.shape is None or len(y.shape):  # else it is a number
-                own = [y.name] if y.is_graph_output() else []
+                own = [str(y.name).removesuffix(NEXT)] if y.is_graph_output() else []
                 dead = [slots[x] for x in operands if x in slots]
                 places = [*own, *(s for s in dead if s in changed or isinstance(s, int))]
                 place = next(s for s in itertools.chain(places, itertools.count()) if s not in busy)

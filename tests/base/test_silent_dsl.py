@@ -774,3 +774,48 @@ def test_a_limit_is_one_number() -> None:
 def test_a_narrow_dtype_may_not_hold_a_size() -> None:
     expect_error(lambda x: x + x.shape[0], "which may not hold it", x=ARRAYS["uint8"])
     expect_the_same(lambda x: x + x.shape[0], x=ARRAYS["int32"])
+
+
+class Shared(nn.Module):
+    """A linear map whose result has the name that is given."""
+
+    def __init__(self, result: str = "y") -> None:
+        self.linear, self.result = nn.Linear(2, 2), result
+
+    def __call__(self, **given: Any) -> Any:
+        return {self.result: self.linear(*given.values())}
+
+
+@pytest.mark.parametrize(
+    ("result", "given", "told"),
+    [
+        ("x", "x", "an output and an input are both called x;"),
+        ("linear.bias", "x", "an output and a weight are both called linear.bias;"),
+        ("y", "linear.bias", "an input and a weight are both called linear.bias;"),
+        ("", "x", "an output is called '';"),
+        ("y", "", "an input is called '';"),
+        ("a\ud800", "x", r"an output is called 'a\\ud800';"),
+    ],
+)
+def test_no_name_is_changed(result: str, given: str, told: str) -> None:
+    """A file has one value of a name, so that one of two was renamed, a weight as well."""
+    with pytest.raises(GraphgenError, match=told):
+        gg.build(Shared(result), **{given: gg.float32["n", 2]})
+
+
+def test_parameters_have_different_paths() -> None:
+    module: Any = Shared()
+    module.parts = {"0": nn.Linear(2, 2), 0: nn.Linear(2, 2)}
+    with pytest.raises(GraphgenError, match=r"two parameters of the path parts\.0\.weight: rename"):
+        nn.initialize(module)
+
+
+def test_an_input_is_not_the_step_of_dropout() -> None:
+    """A build for training adds `seed` and `step`, and took the program's `step` for its own."""
+    with pytest.raises(GraphgenError, match=r"the input step is float\[\], .* has to be int64\[\]"):
+        gg.build(
+            lambda x, step: nn.Dropout(0.5)(x) * step,
+            training=True,
+            x=gg.float32["n"],
+            step=gg.float32[()],
+        )
