@@ -67,6 +67,7 @@ def test_nodes_on_the_cpu_read_buffers_as_they_are_at_each_run() -> None:
         session = gg.Session(model, provider="webgpu")
     weights = [np.full((4, 32), n, np.float32) for n in (1, 2)]
     run = session.bind({"x": X, "w": (buffer := session.place(weights[0]))})
+    assert isinstance(buffer, Resident)
     for w in weights:
         buffer.write(w)
         assert relative_rms(X @ w.T, run()[0]) < 1e-6
@@ -129,6 +130,20 @@ def test_compare_counts_nodes_copies_and_errors_there(path: Path) -> None:
     there = found["baseline"].elsewhere["webgpu"]
     assert there.problem is None and there.nodes >= 5
     assert there.error is not None and 0 < there.error < 1e-6
+
+
+def test_an_exported_layer_trains_there_with_no_float_on_the_cpu(tmp_path: Path) -> None:
+    layer = Path(__file__).parents[1] / "fixtures/layer_dynamo_20.onnx"
+    gg.artifacts(layer, tmp_path / "art", loss="mse")
+    rows = np.random.default_rng(1).standard_normal((4, 2, 6, 32), np.float32)
+    batches, losses = [{"x": x, "labels": np.sin(x)} for x in rows], []
+    for provider in ("cpu", "webgpu"):
+        trainer = gg.Trainer(
+            tmp_path / "art", provider=provider, strict=provider != "cpu", accumulate=2,
+            schedule=gg.schedule.constant(0.01),
+        )  # fmt: skip
+        losses.append([done["loss"] for done in trainer.fit(batches * 2, steps=4)])
+    assert np.allclose(*losses, rtol=1e-5, atol=0)
 
 
 def test_twenty_steps_of_training_have_the_losses_of_the_cpu(tmp_path: Path) -> None:
