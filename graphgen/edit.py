@@ -198,20 +198,21 @@ LENGTHS = "graphgen.lengths"
 @uncollected
 def infer_model(model: ir.Model) -> Any:
     """Infer types and shapes of every value; return the context with shape values."""
-    context = _inferred(model, set(), set(model.graph.meta.get(LENGTHS, ())))
-    sure, lengths = (
-        {n for n in names if not any(map(context.is_generated_symbol, re.findall(r"\w+", n)))}
-        for names in (context.sure, context.lengths)
-    )
-    if not context.asked.isdisjoint(sure | lengths):  # a size is computed above what makes it sure
-        return _inferred(model, sure, lengths)
+    context = _inferred(model, dict.fromkeys(model.graph.meta.get(LENGTHS, ()), 1))
+    least = {
+        size: bound
+        for size, bound in context.least.items()
+        if not any(map(context.is_generated_symbol, re.findall(r"\w+", size)))
+    }
+    if any(least.get(size, bound - 1) >= bound for size, bound in context.asked.items()):
+        return _inferred(model, least)  # a size is computed above what shows how small it can be
     return context
 
 
-def _inferred(model: ir.Model, sure: set[str], lengths: set[str]) -> FileSizes:
+def _inferred(model: ir.Model, least: dict[str, int]) -> FileSizes:
     context = new_context({DOMAIN: 1, "com.microsoft": 1, **model.graph.opset_imports})
     assert isinstance(context, FileSizes)
-    context.graph, context.sure, context.lengths = model.graph, sure, lengths
+    context.graph, context.least = model.graph, least
     context.reserve_symbol_names(
         str(dim)
         for graph in model.graphs()

@@ -14,6 +14,10 @@ _NAME = re.compile(r"\w+")
 _PLAIN = {ir.AttributeType[name] for name in ("INT", "INTS", "FLOAT", "FLOATS", "STRING")}
 _NO_SIZES = {dtype for dtype in ir.DataType if dtype.is_floating_point()} | {ir.DataType.BOOL}
 
+_BY_SIZES = (
+    Trait.LAYOUT | Trait.SHAPE | Trait.BROADCASTS | Trait.PRODUCT | Trait.NORMALIZES | Trait.BY_ROWS
+)  # numbers that these read decide no size of the result, but for known integers
+
 ELEMENT = "_element_"
 """How the name of an unknown element of an integer tensor begins."""
 
@@ -41,18 +45,20 @@ def operands_of(node: ir.Node, context: ShapeInferenceContext) -> object:
         type_, shape = x.type, x.shape
         if shape is None or not isinstance(type_, ir.TensorType):
             return None
-        dtype = type_.dtype
-        held, sizes = ir.convenience.get_const_tensor(x), context._symbolic_values.get(x)
-        content: object = None
-        if held is not None and held.size <= _FEW and dtype != ir.DataType.STRING:
-            content = held.tobytes()
-        elif sizes is not None:
-            content = tuple(map(str, sizes))
+        dtype, content = type_.dtype, _content_of(x, context)
         dims = tuple([d if isinstance(d, int) else d.value for d in shape.dims])
         if None in dims or (read and not content and dtype not in _NO_SIZES):
             return None
         key += [dtype, dims, content]
     return tuple(key)
+
+
+def _content_of(x: ir.Value, context: ShapeInferenceContext) -> object:
+    """What is known to be in a small tensor, or None."""
+    held, sizes = ir.convenience.get_const_tensor(x), context._symbolic_values.get(x)
+    if held is not None and held.size <= _FEW and held.dtype != ir.DataType.STRING:
+        return held.tobytes()
+    return None if sizes is None else tuple(map(str, sizes))
 
 
 def recall(node: ir.Node, key: object, context: ShapeInferenceContext) -> bool:
@@ -68,8 +74,16 @@ def recall(node: ir.Node, key: object, context: ShapeInferenceContext) -> bool:
 
 
 def remember(node: ir.Node, key: object, context: ShapeInferenceContext) -> None:
-    """Keep the types and sizes found for a node, unless it holds more, or a size was made up."""
+    """Keep the types and sizes found for a node, unless it holds more.
+
+    A size that was made up has one name wherever such operands decide it.
+    """
     given, types = {*_NAME.findall(str(key))}, []
+    plain = [x is None or _content_of(x, context) is not None for x in node.inputs]
+    described = all(plain) or has(node, Trait.SHAPE)
+    sized = described or has(node, _BY_SIZES) or (has(node, Trait.SIZED) and all(plain[1:]))
+    if any(name.startswith("unk__") for name in given):  # it may be two sizes, in merged files
+        sized = described = False
     for y in node.outputs:
         held, sizes = y.const_value, context._symbolic_values.get(y)
         if y.shape is None or y.dtype is None or not isinstance(y.type, ir.TensorType):
@@ -78,8 +92,10 @@ def remember(node: ir.Node, key: object, context: ShapeInferenceContext) -> None
             return
         if held is None and sizes is not None and all(isinstance(n, int) for n in sizes):
             return  # once recalled, it would be held
-        names = {*_NAME.findall(f"{y.shape} {sizes}")} - given
-        if any(context.is_generated_symbol(n) or n.startswith(ELEMENT) for n in names):
-            return
+        for names, decided in ((y.shape, sized), (sizes, described)):
+            new = {*_NAME.findall(str(names))} - given
+            made_up = any(context.is_generated_symbol(n) or n.startswith(ELEMENT) for n in new)
+            if made_up and not decided:
+                return
         types.append((y.dtype, y.shape.dims, sizes and tuple(sizes)))
     _found.setdefault(context, {})[key] = types

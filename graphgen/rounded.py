@@ -2,6 +2,7 @@
 
 import math
 import re
+from functools import lru_cache
 from typing import Any
 
 import onnx_ir as ir
@@ -9,30 +10,73 @@ from onnx_shape_inference import ShapeInferenceContext
 
 
 class FileSizes(ShapeInferenceContext):
-    """The state of inference over a graph of a file: `sure` are sizes of at least 0 in every run.
+    """The state of inference over a graph of a file, and how small sizes can be in a run of it.
 
     A difference such as n - 5 may be below 0, but not where a convolution of `graph` slides a
-    window of 5 over n; that has the `lengths` that it has, at least 1.
+    window of 5 over n; its result has 1 element or more.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.graph: ir.Graph | None = None
-        self.sure: set[str] = set()
-        self.lengths: set[str] = set()
-        self.asked: set[str] = set()  # what was not sure when it was divided
         self.emptied: dict[str, str] = {}  # by size: the symbol with which it is 0
+        self.least: dict[str, int] = {}  # of sizes without the numbers that are added to them
+        self.asked: dict[str, int] = {}  # what was not known to be as large when it was asked for
+
+    def note(self, size: int | ir.SymbolicDim, least: int) -> None:
+        """Note that a size is at least this in every run."""
+        number, rest = _parts(str(size))
+        self.least[rest] = max(least - number, self.least.get(rest, least - number))
+
+    def is_at_least(self, size: int | ir.SymbolicDim, least: int, *, later: bool = False) -> bool:
+        """Whether a size is known to be at least this in every run.
+
+        If only a `later` node shows it, the graph is inferred again.
+        """
+        number, rest = _parts(str(size))
+        bound = 0 if rest == "0" else self.least.get(rest)
+        if bound is not None and bound >= least - number:
+            return True
+        if later:
+            self.asked[rest] = min(least - number, self.asked.get(rest, least - number))
+        return False
+
+
+@lru_cache(1 << 12)
+def _parts(size: str) -> tuple[int, str]:
+    """A size as a number and what it is added to."""
+    if size.isidentifier():
+        return 0, size
+    try:
+        number, rest = _flat(ir.SymbolicDim(size)._expr).as_coeff_Add()
+    except ValueError:  # no expression
+        return 0, size
+    return (int(number), str(rest)) if number.is_Integer else (0, size)
+
+
+_CUT = re.compile(r"Max\(([01]), (.+)\)")
 
 
 def without_doubt(shape: ir.Shape | None, context: ShapeInferenceContext) -> ir.Shape | None:
-    """The shape with n for Max(0, n) where n is a length."""
-    if shape is None or not isinstance(context, FileSizes) or not context.lengths:
+    """The shape with n for Max(0, n) where n is never below 0, and so for Max(1, n)."""
+    if shape is None or not isinstance(context, FileSizes):
         return shape
-    cut = [re.fullmatch(r"Max\(0, (.+)\)", str(d)) for d in shape]
-    pairs = zip(cut, shape, strict=True)
-    return ir.Shape(
-        [ir.SymbolicDim(c[1]) if c and c[1] in context.lengths else d for c, d in pairs]
-    )
+    dims = list(shape)
+    for i, d in enumerate(dims):
+        cut = None if isinstance(d, int) else _CUT.fullmatch(str(d))
+        if cut is not None and context.is_at_least(n := ir.SymbolicDim(cut[2]), int(cut[1])):
+            dims[i] = n
+    return ir.Shape(dims)
+
+
+def spread(size: str) -> str:
+    """A size in which a number is added inside of Max and Min: 1 + Max(0, n) is Max(1, n + 1)."""
+    if not re.match(r"-?\d+ [-+] M|M.* [-+] \d+$", size):
+        return size
+    expression: Any = ir.SymbolicDim(size)._expr
+    number, rest = expression.as_coeff_Add()
+    chosen = re.fullmatch("M(ax|in)", rest.func.__name__)  # of sympy, no operator
+    return str(rest.func(*(each + number for each in rest.args))) if chosen else size
 
 
 def flattened(size: str) -> str:

@@ -23,7 +23,7 @@ from graphgen.ops.numbers_of_sizes import size_at
 from graphgen.ops.shapes import broadcast
 from graphgen.ops.spatial_shapes import give_up
 from graphgen.repeats import ELEMENT
-from graphgen.rounded import FileSizes
+from graphgen.rounded import FileSizes, spread
 
 _RANKS = 16  # longer lists are not shapes
 _FAR = (1 << 31) - 1  # no axis is as long
@@ -70,9 +70,21 @@ def _compute_sizes(node: ir.Node, context: ShapeInferenceContext) -> None:
         forget(node.outputs[0], context)  # the library divides all as integers
     if a and b and len(a) == len(b) == 1 and isinstance(a[0], ir.SymbolicDim) and b[0] != 0:
         quotient = simplified(str(a[0] // b[0]))
-        sure = isinstance(b[0], int) and b[0] > 0 and (_is_size(a[0]) or _is_sure(a[0], context))
-        if isinstance(quotient, str) and (quotient.isidentifier() or sure):
+        if isinstance(quotient, str) and (
+            quotient.isidentifier() or (quotient := _rounded(a[0], b[0], quotient, context))
+        ):
             context.set_symbolic_value(node.outputs[0], [ir.SymbolicDim(quotient)])
+
+
+def _rounded(a: Dim, b: Dim, quotient: str, context: ShapeInferenceContext) -> str:
+    """The quotient as the runtime rounds it, which is towards 0; "" if that is not known."""
+    if not isinstance(b, int) or b < 1:
+        return ""
+    if _is_at_least(a, 0, context, later=True):
+        if isinstance(context, FileSizes):
+            context.note(ir.SymbolicDim(quotient), 0)
+        return quotient
+    return f"Max(0, {quotient})" if _is_at_least(a, 1 - b, context, later=True) else ""
 
 
 _MOST_POWER = 3
@@ -95,7 +107,7 @@ def _compare_sizes(node: ir.Node, context: ShapeInferenceContext) -> None:
 
 def _chosen(operator: str, elements: tuple[Dim, ...]) -> Dim | None:
     """The smallest or largest in short form, or None if some are unknown or this would be long."""
-    texts = [str(element) for element in elements]
+    texts = [spread(str(element)) for element in elements]
     nested = sum(text.count("Max(") + text.count("Min(") for text in texts)
     if nested > _MOST_NESTED or any(re.search(rf"\bNone\b|\b{ELEMENT}", text) for text in texts):
         return None
@@ -103,18 +115,20 @@ def _chosen(operator: str, elements: tuple[Dim, ...]) -> Dim | None:
     return ir.SymbolicDim(short) if isinstance(short, str) else short
 
 
-def _is_sure(element: Dim, context: ShapeInferenceContext) -> bool:
-    """Whether an element is at least 0 because the program would not run otherwise."""
-    if not isinstance(context, FileSizes):
-        return False
-    name = str(simplified(str(element)))
-    context.asked.add(name)
-    return name in context.sure
-
-
-def _is_length(element: Dim, context: ShapeInferenceContext) -> bool:
-    """Whether an element is a size of at least 1 for the same reason."""
-    return isinstance(context, FileSizes) and str(element) in context.lengths
+def _is_at_least(
+    element: Dim, least: int, context: ShapeInferenceContext, *, later: bool = False
+) -> bool:
+    """Whether an element is at least 0, or another number, as the program would not run if not."""
+    if isinstance(element, int):
+        return element >= least
+    if least <= 0 and _is_size(element):
+        return True
+    known = not re.search(rf"\bNone\b|\b{ELEMENT}", str(element))
+    return (
+        known
+        and isinstance(context, FileSizes)
+        and context.is_at_least(element, least, later=later)
+    )
 
 
 def _equal(a: Dim, b: Dim) -> bool | None:
@@ -177,7 +191,7 @@ def _slice(node: ir.Node, context: ShapeInferenceContext) -> None:
     last: Any = (None,)
     for axis, start, end, step in rows:
         last = start, end, step
-        size = _sliced(x.shape[axis], start, end, step, y.shape[axis])
+        size = _sliced(x.shape[axis], start, end, step, y.shape[axis], context)
         dims[axis] = context.new_symbolic_dim() if size is None else size
     y.shape = ir.Shape(dims)
     content = context.get_symbolic_value(x)
@@ -189,7 +203,9 @@ _MOST_NESTED = 2
 """Slices of slices get a name beyond this: the time of sympy doubles with each Max in another."""
 
 
-def _sliced(size: Dim, start: Dim, end: Dim, step: Dim, found: Dim) -> Dim | None:
+def _sliced(
+    size: Dim, start: Dim, end: Dim, step: Dim, found: Dim, context: ShapeInferenceContext
+) -> Dim | None:
     """How many elements a slice of one axis has: what the library found, fewer, or None."""
     nested = str(size).count("Max(") + str(size).count("Min(")
     if not isinstance(step, int) or nested > _MOST_NESTED:
@@ -198,7 +214,7 @@ def _sliced(size: Dim, start: Dim, end: Dim, step: Dim, found: Dim) -> Dim | Non
         last = not isinstance(start, int) and isinstance(end, int) and end >= _FAR and step == 1
         if last and same_dim(dim_of(f"-({start})"), size):
             return size  # the last n of n
-        if step != 1 or not _is_size(start) or not _is_size(end):
+        if step != 1 or not all(_is_at_least(d, 0, context) for d in (start, end)):
             return None
         far = isinstance(end, int) and end >= _FAR
         text = f"{f'({size})' if far else f'Min({end}, {size})'} - ({start})"
@@ -270,9 +286,11 @@ def _reshape(node: ir.Node, context: ShapeInferenceContext) -> None:
     given, exact = {str(d) for d in x.shape}, node.attributes.get_int("allowzero", 0)
 
     def is_sure(d: Dim) -> bool:
-        if d == -1 or _is_length(d, context):
+        if d == -1 or _is_at_least(d, 1, context):
             return True
-        return _is_size(d) and bool(exact or str(d) in given or not _may_vanish(str(d)))
+        if not exact and str(d) not in given:
+            return _is_size(d) and not _may_vanish(str(d))
+        return _is_at_least(d, 0, context)
 
     doubtful = [i for i, d in enumerate(wanted) if not is_sure(d)]
     if doubtful and not _same_product(x.shape.dims, tuple(wanted)):
@@ -291,8 +309,10 @@ def _keep_where_empty(node: ir.Node, wanted: tuple[Dim, ...], context: FileSizes
     x, y = node.inputs[0], node.outputs[0]
     assert x is not None and x.shape is not None and y.shape is not None
     wrong, always = set[int](), node.graph is not None and node.graph is context.graph
-    trials = 17 if any(is_rounded(d) and not _is_length(d, context) for d in wanted) else 1
-    lengths = tuple(dict.fromkeys(d for d in (*x.shape, *wanted) if _is_length(d, context)))
+    symbols = [d for d in dict.fromkeys((*x.shape, *wanted)) if isinstance(d, ir.SymbolicDim)]
+    lengths = tuple([d for d in symbols if _is_at_least(d, 1, context)])
+    doubtful = [d for d in wanted if is_rounded(d) or "-" in str(d).lstrip("-")]
+    trials = 1 if {*doubtful} <= {*lengths} else 17
     shapes = x.shape.dims, wanted, y.shape.dims, lengths
     texts, own = common_form([str(d) for dims in shapes for d in dims])
     forms = iter(texts)
@@ -303,9 +323,8 @@ def _keep_where_empty(node: ir.Node, wanted: tuple[Dim, ...], context: FileSizes
         emptied |= dict.fromkeys(zeros & empty, symbol)
         wrong |= few
         if not runs and always:
-            context.lengths.add(symbol)
-        if empty and symbol not in context.lengths:
-            context.asked.add(symbol)
+            context.note(ir.SymbolicDim(symbol), 1)
+        if empty and not context.is_at_least(ir.SymbolicDim(symbol), 1, later=True):
             wrong |= empty
     give_up(y, sorted(wrong), context)
     context.emptied |= {str(y.shape[i]): emptied[i] for i in wrong & emptied.keys()}

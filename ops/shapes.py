@@ -31,6 +31,7 @@ from graphgen.rounded import FileSizes
 from graphgen.traits import Trait
 
 _NEVER_ONE = re.compile(r"([2-9]|\d\d+)(\*\w+)?")
+_CUT = re.compile(r"Max\(0, (.+)\)")
 _RANKED = (
     "ConstantOfShape Tile ReduceSum ReduceMean ReduceMax ReduceMin ReduceProd ReduceSumSquare "
     "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp".split()
@@ -74,7 +75,8 @@ def _decisive(dims: Sequence[Dim]) -> Dim | None:
         if _NEVER_ONE.fullmatch(str(dim)):
             return dim
         name = str(dim)
-        if all(same_dim(other, dim) or str(other) == f"Max(1, {name})" for other in dims):
+        rest = found[1] if (found := _CUT.fullmatch(name)) else name
+        if all(same_dim(other, dim) or str(other) == f"Max(1, {rest})" for other in dims):
             return dim
         if name.isidentifier() and all(_is_one_with(name, str(other)) for other in dims):
             return dim
@@ -286,7 +288,8 @@ def _expect_elements(
         for dims in zip_longest(*map(reversed, shapes), fillvalue=1):
             if any(isinstance(d, int) and d > 1 for d in dims):
                 found = (context.emptied.get(str(d)) for d in dims)
-                context.lengths.update(symbol for symbol in found if symbol is not None)
+                for symbol in filter(None, found):
+                    context.note(ir.SymbolicDim(symbol), 1)
 
 
 @mends("ArrayFeatureExtractor")

@@ -72,10 +72,13 @@ def _pool(node: ir.Node, context: ShapeInferenceContext) -> None:
         known = exact and reach <= stride and node.outputs[0].shape is not None
         others = ir.Shape([d for j, d in enumerate(x.shape.dims) if j != axis]).free_symbols()
         least = 1 if others & ir.Shape([x.shape[axis]]).free_symbols() else 2
-        for value in [] if isinstance(x.shape[axis], int) else node.outputs:
+        fixed = isinstance(x.shape[axis], int)
+        for value in [] if fixed and isinstance(context, DeclaredSizes) else node.outputs:
             if known and reach >= least and value.shape is not None:
-                value.shape[axis] = dim_of(f"Max(1, {simplified(str(value.shape[axis]))})")
-            give_up(value, [] if known else [axis], context)
+                size = value.shape[axis]
+                text = f"Max(1, {simplified(str(size))})"
+                value.shape[axis] = max(1, size) if isinstance(size, int) else dim_of(text)
+            give_up(value, [] if known or fixed else [axis], context)
 
 
 @mends("Conv", "ConvTranspose", "AveragePool", "MaxPool")
@@ -104,8 +107,8 @@ def _note_lengths(node: ir.Node, context: ShapeInferenceContext) -> None:
         if isinstance(size, int) or not isinstance(window, int) or padded != "NOTSET":
             continue
         over = size + (pads[i] + pads[axes + i] - apart[i] * (window - 1) - 1)
-        context.sure.add(str(simplified(str(over))))
-        context.lengths.add(str(simplified(str(y.shape[2 + i]))))
+        context.note(over, 0)
+        context.note(y.shape[2 + i], 1)
 
 
 @mends("ConvTranspose")

@@ -276,6 +276,15 @@ POOLS += [
 SHORT = [*WINDOWS, (5, 2, 0, 0), (4, 3, 0, 0), (5, 3, 2, 1), (7, 2, 0, 0)]
 POOLS += [
     Case(
+        "float[1, n, 1] x, float[1, n, 2] z",
+        "n=3; n=1",
+        f"y = {op} <kernel_shape = [3], strides = [3], pads = [0, 1]> (x) "
+        f"d = {op} <kernel_shape = [4], strides = [3], pads = [1, 0]> (z)",
+    )
+    for op in ("MaxPool", "AveragePool", "LpPool")
+]
+POOLS += [
+    Case(
         "float[1, 2, n] x, float[1, 1, m] z",
         f"{lengths}; n=8 m=1",
         f"y = {op} <kernel_shape = [{kernel}], strides = [{stride}], pads = [{first}, {last}]> (x) "

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import onnx_ir as ir
 import pytest
 from small_models import as_in_a_file
@@ -10,6 +11,7 @@ import graphgen as gg
 from graphgen import infer, nn, ops
 from graphgen.edit import infer_model
 from graphgen.graph import all_values
+from graphgen.op import TABLE
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 
@@ -69,15 +71,53 @@ def test_rules_of_sizes_run_once(ran):
     assert str(model.graph.outputs[0].shape) == "[n,m,4]"
 
 
-def test_sizes_that_are_made_up_stay_apart():
-    def added(x, y, z):
-        return x + y, x + z  # the result of two names has a third
-
-    n, m = gg.float32["n"], gg.float32["m"]
-    model = as_in_a_file(added, x=n, y=m, z=m)
+def made_up(body, **inputs):
+    """The sizes that inference finds for the results of a program, none of which has a name."""
+    model = as_in_a_file(body, **inputs)
     infer_model(model)
-    first, second = (y.shape[0] for y in model.graph.outputs)
-    assert isinstance(first, ir.SymbolicDim) and first != second
+    sizes = [y.shape[0] for y in model.graph.outputs]
+    assert all(isinstance(size, ir.SymbolicDim) for size in sizes)
+    return sizes
+
+
+def test_sizes_that_are_made_up_are_one_where_operands_decide_them():
+    n, m, k = (gg.float32[name] for name in "nmk")
+    first, second, other = made_up(lambda x, y, z, w: (x + y, x + z, x + w), x=n, y=m, z=m, w=k)
+    assert first == second != other
+
+
+def test_elements_that_are_made_up_are_one_where_operands_decide_them():
+    def turned(x, y, n):
+        size = ops.reduce_max(ops.shape(n) - np.array([7]), keepdims=True)
+        quotient = TABLE["", "Div"](size, np.array([2]))
+        sizes = ops.concat(quotient, np.array([-1]), axis=0)
+        other = ops.concat(TABLE["", "Div"](size, np.array([3])), np.array([-1]), axis=0)
+        return tuple(TABLE["", "Reshape"](z, s) for s in (sizes, other) for z in (x, y))
+
+    x = gg.float32["n", 4]
+    first, same, other, last = made_up(turned, x=x, y=x, n=gg.float32["n"])
+    assert first == same != other == last
+
+
+def test_what_operands_hold_may_decide_sizes():
+    """Two masks of one shape keep different numbers of rows, and other factors resize otherwise."""
+
+    def picked(x, a, b, s, t):
+        kept = [TABLE["", "Compress"](x, mask, axis=0) for mask in (a, b)]
+        larger = [TABLE["", "Resize"](x, None, scales) for scales in (s, t)]
+        places = [ops.dim(TABLE["", "NonZero"](mask), 1) for mask in (a, b)]
+        kept += [ops.expand(np.ones((), np.float32), [size]) for size in places]
+        return *kept, *larger, *(TABLE["", "Range"](0.0, n[0], 1.0) for n in (s, t))
+
+    two = gg.float32[2]
+    sizes = made_up(picked, x=gg.float32["n", 4], a=gg.bool_["n"], b=gg.bool_["n"], s=two, t=two)
+    assert len(set(sizes)) == 8
+
+
+def test_names_of_a_converter_may_be_two_sizes():
+    unnamed, m = gg.float32["unk__0"], gg.float32["m"]
+    first, second = made_up(lambda x, y, z: (x + y, x + z), x=unnamed, y=m, z=m)
+    assert first != second
 
 
 def test_sizes_count_as_operands():

@@ -83,6 +83,45 @@ def test_of_another_length_nothing_is_known() -> None:
     assert "4 heads" not in site.reason
 
 
+def squeezed(x: Any, by: int = 2) -> Any:
+    """As in SEW, two paths give half of a length, and both are cut to the shorter of them."""
+    n = TABLE["", "Shape"](x, start=1, end=2)
+    length = quotient(n, 5, 3) + np.array([1])
+    half = ops.minimum(quotient(length, 0, 2), quotient(length, by, 2) + np.array([1]))
+    y = ops.conv(ops.unsqueeze(x, [1]), KERNELS[0], strides=[3])
+    kernel = np.ones((H * D, 1, 4), np.float32)
+    y = TABLE["", "Slice"](
+        ops.conv(y, kernel, strides=[2], pads=[2, 2], group=H * D), [0], half, [2]
+    ) + TABLE["", "Slice"](
+        TABLE["", "AveragePool"](y, kernel_shape=[2], strides=[2]), [0], half, [2]
+    )
+    y = ops.transpose(y, perm=[0, 2, 1])
+    batch = TABLE["", "Shape"](x, start=0, end=1)
+    sizes = ops.concat(batch, half, np.array([-1, D]), axis=0)
+    q = ops.transpose(TABLE["", "Reshape"](y, sizes, allowzero=1), perm=[0, 2, 1, 3])
+    return ops.merge_heads(ops.softmax(q @ ops.swap_last(q) * 0.01) @ q)
+
+
+def test_half_of_a_length_is_one_size_however_it_is_calculated() -> None:
+    model = as_in_a_file(squeezed, x=gg.float32["b", "n"])
+    best = optimize(model)
+    counts = count_operators(best.model)
+    assert counts["Attention"] == 1 and "Softmax" not in counts
+    [site] = next(p.sites for p in best.report.passes if p.name == "fuse_attention")
+    assert site.reason == "4 heads, no mask"
+    for n in (11, 14, 40, 44):  # lengths of 3, 4, 12 and 14
+        x = RNG.normal(0.0, 1.0, (2, n)).astype(np.float32)
+        (wanted,), (given,) = run_plain(model, {"x": x}), run_plain(best.model, {"x": x})
+        assert relative_rms(wanted, given) < ROUNDING
+
+
+def test_less_than_half_of_a_length_is_another_size() -> None:
+    """Half of 3 less is not rounded down where the length is 1 and 2: nothing is known."""
+    best = optimize(as_in_a_file(lambda x: squeezed(x, 4), x=gg.float32["b", "n"]))
+    [site] = next(p.sites for p in best.report.passes if p.name == "fuse_attention")
+    assert "4 heads" not in site.reason
+
+
 def test_a_difference_that_may_be_below_zero_is_rounded_toward_zero() -> None:
     def body(x: Any) -> Any:
         n = TABLE["", "Shape"](x, start=0, end=1)

@@ -129,6 +129,7 @@ FAMILIES = {
         sounds,
         norms=8,
     ),
+    "sew": Family("SEW", {**SOUND, "squeeze_factor": 2}, sounds, norms=6),
     "wavlm": Family(
         "WavLM", {**SOUND, "num_buckets": 32, "max_bucket_distance": 64}, sounds, norms=6
     ),
