@@ -11,7 +11,7 @@ from graphgen.op import Op
 HELPERS = {"lowest_of", "numpy_dtype", "with_rank"}
 """For bodies: they compute no tensor from tensors."""
 
-INSIDE = {"dropout_in_inference"}
+INSIDE = {"dropout_in_inference", "quantized_experts"}
 """Operators of files, of which programs have another spelling."""
 
 
