@@ -208,8 +208,9 @@ class Session:
         """Tie C-contiguous numpy buffers to inputs and outputs by pointer, for many runs.
 
         One buffer may be both an input and an output, if the graph reads the input before it
-        writes the output, as an elementwise update does. What `place` returned is bound where it
-        is; any other buffer crosses to the device of the session and back in each run.
+        writes the output, as an elementwise update does; WebGPU may refuse a kernel that reads the
+        buffer it writes. What `place` returned is bound where it is; any other buffer crosses to
+        the device of the session and back in each run.
         """
         outputs, sizes = outputs or {}, _Sizes()
         for name, array in (*inputs.items(), *outputs.items()):

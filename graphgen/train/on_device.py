@@ -17,7 +17,7 @@ from graphgen.value import Tensor
 
 NEXT, MOMENT = "_next", "_{}.moment"
 """The ends of names: of what an update returns, and of a parameter's moment."""
-_AVERAGE, _SCALE, _GAINED, _SQUARES = "_average", "scale", "gained", "squares"
+_AVERAGE, _SCALE, _GAINED, _ONE, _SQUARES = "_average", "scale", "gained", "one", "squares"
 
 
 def next_state(
@@ -131,8 +131,13 @@ class OnDevice:
 
     def _made_update(self, numbers: Mapping[Setting, Mapping[str, Any]]) -> Bound:
         """A run of the graph of an update; each result is written over what it replaces."""
-        names = {f"{n}:{i}" for i, s in enumerate(self._settings) for n in numbers[s]} | {_GAINED}
-        self._numbers = {name: np.zeros((), np.float32) for name in sorted(names)}
+        names = {f"{n}:{i}" for i, s in enumerate(self._settings) for n in numbers[s]}
+        self._numbers = {n: np.ones((), np.float32) for n in sorted(names | {_GAINED, _ONE})}
+
+        def apart(new: Tensor, old: Tensor, one: Tensor) -> Tensor:
+            """WebGPU may refuse a kernel that reads the buffer it writes, so another one writes."""
+            node = new.value.producer()
+            return new * one if node and old.value in node.inputs else new
 
         def update(**given: Tensor) -> dict[str, Tensor]:
             gradients = {name: given[name + GRADIENT] for name in self.buffers["p"]}
@@ -145,7 +150,8 @@ class OnDevice:
                 old = given[name + _AVERAGE]
                 new = old + (made[name + NEXT] - old) * given[_GAINED]
                 made[name + _AVERAGE + NEXT] = new
-            return made
+            one = given[_ONE]
+            return {n: apart(new, given[n.removesuffix(NEXT)], one) for n, new in made.items()}
 
         specs: Any = self._specs(*self.buffers) | dict.fromkeys(self._numbers, float32[()])
         session = self._open(to_bytes(build(update, **specs)))

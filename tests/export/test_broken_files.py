@@ -15,6 +15,7 @@ from graphgen.commands import main
 from graphgen.export.read import load
 from graphgen.export.valid import legible
 from graphgen.laboratory.inspection import inspect
+from graphgen.version import minor
 
 
 def model(*nodes, weights=(), functions=(), sizes=("n", 4), domains=()):
@@ -306,6 +307,9 @@ def test_a_model_for_which_no_arrays_can_be_made_is_not_verified(tmp_path, sizes
     assert report.passes and time.process_time() - started < 2
 
 
+@pytest.mark.skipif(
+    minor(onnx.__version__) < (1, 23), reason="onnx 1.19 itself writes the million sizes: 7 s"
+)
 @pytest.mark.parametrize("first", ["Expand", "ConstantOfShape"])
 def test_a_list_of_a_million_sizes_takes_no_time(tmp_path, first):
     made = model(node(first, ("x", "s")[first != "Expand" :], ("z",)), node("Shape", ("z",)))
