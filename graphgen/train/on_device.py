@@ -134,10 +134,11 @@ class OnDevice:
         names = {f"{n}:{i}" for i, s in enumerate(self._settings) for n in numbers[s]}
         self._numbers = {n: np.ones((), np.float32) for n in sorted(names | {_GAINED, _ONE})}
 
-        def apart(new: Tensor, old: Tensor, one: Tensor) -> Tensor:
+        def apart(new: Any, old: Any, one: Any) -> Tensor:
             """WebGPU may refuse a kernel that reads the buffer it writes, so another one writes."""
             node = new.value.producer()
-            return new * one if node and old.value in node.inputs else new
+            written: Tensor = new * one if node and old.value in node.inputs else new
+            return written
 
         def update(**given: Tensor) -> dict[str, Tensor]:
             gradients = {name: given[name + GRADIENT] for name in self.buffers["p"]}
