@@ -21,7 +21,7 @@ import sys
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -234,31 +234,34 @@ def measure(kind: str, exporter: str, folder: Path) -> Row:
     return row
 
 
-def limited(kind: str, memory: float, queue: Any) -> None:
-    """Measure one type by both exporters, within a limit of memory."""
+def limited(kind: str, exporter: str, memory: float, folder: str, pipe: Any) -> None:
+    """Measure one type by one exporter, within a limit of memory."""
     resource.setrlimit(resource.RLIMIT_AS, (int(memory * 1e9),) * 2)
     sink = os.open(os.devnull, os.O_WRONLY)
     os.dup2(sink, 1)
     os.dup2(sink, 2)
-    for exporter in EXPORTERS:
-        with tempfile.TemporaryDirectory() as folder:
-            queue.put(asdict(measure(kind, exporter, Path(folder))))
+    pipe.send(asdict(measure(kind, exporter, Path(folder))))
 
 
-def in_process(kind: str, seconds: float, memory: float) -> Iterator[Row]:
-    """A type's rows; one that takes longer or dies has a row that says so."""
+def in_process(kind: str, exporter: str, seconds: float, memory: float) -> Row:
+    """A type's row by one exporter; one that takes longer or dies has a row that says so."""
     context = multiprocessing.get_context("fork")  # with torch imported once
-    queue = context.Queue()
-    process = context.Process(target=limited, args=(kind, memory, queue), daemon=True)
-    process.start()
-    for exporter in EXPORTERS:
+    ours, theirs = context.Pipe(duplex=False)
+    problem = f"no export that runs: not done in {seconds:g} s"
+    with tempfile.TemporaryDirectory() as folder:
+        call = (kind, exporter, memory, folder, theirs)
+        process = context.Process(target=limited, args=call, daemon=True)
+        process.start()
+        theirs.close()
         try:
-            yield Row(**queue.get(timeout=seconds))
-        except Exception:
-            yield Row(kind, exporter, problem=f"no export that runs: not done in {seconds:g} s")
-            break
-    process.kill()
-    process.join()
+            if ours.poll(seconds):
+                return Row(**ours.recv())
+        except EOFError:
+            problem = "no export that runs: its process died"
+        finally:
+            process.kill()
+            process.join()
+    return Row(kind, exporter, problem=problem)
 
 
 def table(rows: Sequence[Row], title: str) -> Table:
@@ -321,7 +324,8 @@ def main() -> int:
         task = progress.add_task("", total=len(kinds))
         for kind in kinds:
             progress.update(task, description=kind)
-            for row in in_process(kind, args.seconds, args.memory):
+            for exporter in EXPORTERS:
+                row = in_process(kind, exporter, args.seconds, args.memory)
                 rows.append(row)
                 if args.results:
                     with args.results.open("a") as file:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 
-SIZES = ((16, 256), (8, 256), (4, 256), (2, 256), (1, 256), (8, 9999), (2, 9999))
+SIZES = ((16, 256), (8, 256), (9, 256), (4, 256), (2, 256), (1, 256), (8, 9999), (2, 9999))
 """What widths are divided by, and the largest image: the first that give a model are taken."""
 
 PARAMETERS = 40e6  # no larger model is exported
@@ -89,8 +89,10 @@ def shrink(config: Any, factor: int, image: int) -> None:
         return value
 
     for name, value in list(fields.items()):
-        if name in ("id2label", "label2id"):
+        if not isinstance(name, str) or name in ("id2label", "label2id"):
             continue
+        if getattr(value, "model_type", "").startswith("timm"):  # not transformers' own
+            fields[name] = value = AutoConfig.for_model("resnet", out_indices=value.out_indices)
         if hasattr(value, "to_dict") or isinstance(value, dict):
             shrink(value, factor, image)
             continue
@@ -103,6 +105,7 @@ def shrink(config: Any, factor: int, image: int) -> None:
     heads = getattr(config, "num_attention_heads", None)
     if isinstance(heads, int) and isinstance(getattr(config, "rope_parameters", None), dict):
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        head_dim = int(head_dim * config.rope_parameters.get("partial_rotary_factor", 1))
         third = head_dim // 6  # of the rotated halves: time, height and width
         config.rope_parameters["mrope_section"] = [head_dim // 2 - 2 * third, third, third]
 
@@ -176,6 +179,7 @@ def makers(config: Any, rows: int, tokens: int, variant: int) -> dict[str, Calla
         "decoder_input_ids": texts(tokens // 2 + 1),
         "bbox": lambda: torch.randint(0, 500, (rows, tokens, 4)).sort(-1).values,
         "pixel_values": real(pixels[variant]),
+        "pixel_values_videos": real((rows, frames or 4, channels, height, width)),
         "hidden_states": real((32 * rows, flat)),
         "grid_thw": lambda: grid,
         "image_grid_thw": lambda: grid,
@@ -198,7 +202,13 @@ def attempts(model: Any) -> Iterator[tuple[tuple[str, ...], int]]:
     ]
     main = getattr(model, "main_input_name", "input_ids")
     readable = [(main,), ("input_ids",), ("pixel_values",), ("input_values",), ("input_features",)]
-    readable += [("input_ids", "bbox"), ("hidden_states",), ("past_values",), ("inputs_embeds",)]
+    readable += [
+        ("pixel_values_videos",),
+        ("input_ids", "bbox"),
+        ("hidden_states",),
+        ("past_values",),
+        ("inputs_embeds",),
+    ]
     readable += [("input_ids", "pixel_values"), ("input_ids", "input_features")]
     readable += [("input_ids", "input_values"), ("input_ids", "pixel_values", "bbox")]
     seen = set()
