@@ -302,6 +302,7 @@ def main() -> int:
         epilog="example: python bench/model_types.py --only bert llama --results model_types.jsonl",
     )
     parser.add_argument("--only", nargs="+", metavar="TYPE", help="these model types alone")
+    parser.add_argument("--exporters", nargs="+", default=[*EXPORTERS], choices=[*EXPORTERS])
     parser.add_argument("--part", default="0/1", metavar="I/N", help="part I of N of all types")
     parser.add_argument("--results", type=Path, help="a JSON lines file to go on with")
     parser.add_argument("--seconds", type=float, default=90, help="for each file (90)")
@@ -318,18 +319,18 @@ def main() -> int:
     rows = []
     if args.results and args.results.exists():
         rows = [Row(**json.loads(line)) for line in args.results.read_text().splitlines()]
-    done = {row.kind for row in rows}
-    kinds = [kind for kind in kinds[part::parts] if kind not in done]
+    done = {(row.kind, row.exporter) for row in rows}
+    files = [(kind, exporter) for kind in kinds[part::parts] for exporter in args.exporters]
+    files = [file for file in files if file not in done]
     with Progress(console=Console(stderr=True)) as progress:
-        task = progress.add_task("", total=len(kinds))
-        for kind in kinds:
-            progress.update(task, description=kind)
-            for exporter in EXPORTERS:
-                row = in_process(kind, exporter, args.seconds, args.memory)
-                rows.append(row)
-                if args.results:
-                    with args.results.open("a") as file:
-                        file.write(json.dumps(asdict(row)) + "\n")
+        task = progress.add_task("", total=len(files))
+        for kind, exporter in files:
+            progress.update(task, description=f"{kind} by {exporter}")
+            row = in_process(kind, exporter, args.seconds, args.memory)
+            rows.append(row)
+            if args.results:
+                with args.results.open("a") as out:
+                    out.write(json.dumps(asdict(row)) + "\n")
             progress.advance(task)
     if args.json:
         print(
