@@ -301,6 +301,36 @@ def _extracted(node: ir.Node, context: ShapeInferenceContext) -> None:
         node.outputs[0].shape = ir.Shape([*(x.shape[:-1] or [1]), count])
 
 
+@mends("Shape")
+def _list_of_sizes(node: ir.Node, context: ShapeInferenceContext) -> None:
+    """The sizes of a tensor of unknown rank are a list all the same."""
+    if node.outputs[0].shape is None:
+        node.outputs[0].shape = ir.Shape([context.new_symbolic_dim()])
+
+
+@mends("Gather")
+def _size_of(node: ir.Node, context: ShapeInferenceContext) -> None:
+    """One size of a tensor of unknown rank is a size, which a list of sizes may then hold."""
+    sizes, result = node.inputs[0], node.outputs[0]
+    if sizes is None or (producer := sizes.producer()) is None or producer.op_type != "Shape":
+        return
+    if result.shape is not None and not result.shape and not context.get_symbolic_value(result):
+        context.set_symbolic_value(result, [context.new_symbolic_dim()])
+
+
+@mends("Gemm")
+def _two_axes(node: ir.Node, context: ShapeInferenceContext) -> None:
+    """A Gemm has two axes, whatever is known of its operands."""
+    if node.outputs[0].shape is None:
+        dims: list[Dim] = []
+        for axis, name in enumerate(("transA", "transB")):
+            operand = node.inputs[axis]
+            shape = None if operand is None else operand.shape
+            index = axis ^ node.attributes.get_int(name, 0)
+            dims.append(context.new_symbolic_dim() if shape is None else shape[index])
+        node.outputs[0].shape = ir.Shape(dims)
+
+
 @mends(*_RANKED)
 def _same_rank(node: ir.Node, context: ShapeInferenceContext) -> None:
     """The rank of a result with computed sizes or axes, if the library gives none."""

@@ -382,6 +382,14 @@ SPLIT = [
 ]
 
 SHAPED = [
+    Case(  # u has an unknown rank
+        "float[n, 4] x, int64[m] t",
+        "n=3 m=2; n=6 m=2",
+        "u = Reshape (x, t) s = Shape (u) k = Gather (s, #0) e = Unsqueeze (k, #[0]) "
+        "r = Concat <axis = 0> (e, #[2, -1]) v = Reshape (u, r) p = Gemm <transB = 1> (u, u) "
+        "q = Gemm <transA = 1> (u, u) y = Add (v, #0.5)",
+        {"t": np.array([-1, 6])},
+    ),
     Case(
         "float[n, 4, m] x",
         "n=5 m=2; n=1 m=1; n=3 m=7",

@@ -200,6 +200,21 @@ def check_optimized(case: Case, proto: onnx.ModelProto, trials: list[Any], path:
             "n 6",
         ),
         ("float[n, m] x", "y = Unique <axis = 0> (x)", "? m"),
+        *(  # u has an unknown rank
+            (f"float[n, 4] x, int64[m] t{more}", f"u = Reshape (x, t) {nodes}", want)
+            for more, nodes, want in (
+                ("", "y = Shape (u)", "?"),
+                ("", "s = Shape (u) y = Gather (s, t)", "m"),
+                (
+                    "",
+                    "s = Shape (u) k = Gather (s, #0) e = Unsqueeze (k, #[0]) "
+                    "r = Concat <axis = 0> (e, #[2, -1]) y = Reshape (u, r)",
+                    "? 2 ?",
+                ),
+                (", float[6, k] w", "y = Gemm <transB = 1> (u, w)", "? 6"),
+                (", float[6, k] w", "y = Gemm <transA = 1> (w, u)", "k ?"),
+            )
+        ),
         (
             "float[n, 4, m] x",
             "s = Shape (x) k = Gather (s, #[0]) d = Sub (k, #[1]) a = Slice (x, #[1], #[9], #[0]) "
