@@ -318,6 +318,14 @@ def _size_of(node: ir.Node, context: ShapeInferenceContext) -> None:
         context.set_symbolic_value(result, [context.new_symbolic_dim()])
 
 
+@mends("Transpose")
+def _permuted(node: ir.Node, context: ShapeInferenceContext) -> None:
+    """What is permuted has an axis for each number of the permutation."""
+    if node.outputs[0].shape is None and "perm" in node.attributes:
+        axes = node.attributes["perm"].as_ints()
+        node.outputs[0].shape = ir.Shape([context.new_symbolic_dim() for _ in axes])
+
+
 @mends("Gemm")
 def _two_axes(node: ir.Node, context: ShapeInferenceContext) -> None:
     """A Gemm has two axes, whatever is known of its operands."""

@@ -387,7 +387,8 @@ SHAPED = [
         "n=3 m=2; n=6 m=2",
         "u = Reshape (x, t) s = Shape (u) k = Gather (s, #0) e = Unsqueeze (k, #[0]) "
         "r = Concat <axis = 0> (e, #[2, -1]) v = Reshape (u, r) p = Gemm <transB = 1> (u, u) "
-        "q = Gemm <transA = 1> (u, u) y = Add (v, #0.5)",
+        "q = Gemm <transA = 1> (u, u) y = Add (v, #0.5) "
+        "z = Transpose <perm = [1, 0]> (u)",
         {"t": np.array([-1, 6])},
     ),
     Case(

@@ -211,6 +211,7 @@ def check_optimized(case: Case, proto: onnx.ModelProto, trials: list[Any], path:
                     "r = Concat <axis = 0> (e, #[2, -1]) y = Reshape (u, r)",
                     "? 2 ?",
                 ),
+                ("", "y = Transpose <perm = [1, 0]> (u)", "? ?"),
                 (", float[6, k] w", "y = Gemm <transB = 1> (u, w)", "? 6"),
                 (", float[6, k] w", "y = Gemm <transA = 1> (w, u)", "k ?"),
             )
