@@ -6,9 +6,10 @@ and compared with the export at other sizes, both without the runtime's own opti
 left is counted in the optimized graph, not by what the recognizers looked at: a softmax whose
 result a product reads, and the root of a mean of squares. A reason is what `explain` says.
 
-A type runs in a process of its own, with a limit of time and of memory. With `--results` a run
-that was cut off goes on where it was. Exit 3: a result differs by more than 1e-5. Needs torch and
-transformers (`pip install "graphgen-onnx[bench]"`).
+A file is made in a process of its own, with a limit of time and of memory. With `--results` a run
+that was cut off goes on where it was. Exit 3: a result differs from the export's by more than 1e-5,
+and is further from torch's own in float64. Needs torch and transformers
+(`pip install "graphgen-onnx[bench]"`).
 """
 
 import argparse
@@ -225,11 +226,11 @@ def measure(kind: str, exporter: str, folder: Path) -> Row:
             np.isfinite(x).all() and np.array_equal(x, y)
             for x, y in zip(wanted, again, strict=True)
         ):
-            error = distance(got, wanted)
-            if not error <= WRONG and not worse(whole, given, wanted, got):
-                row.hostile = max(row.hostile, error)
+            differ = distance(got, wanted)
+            if not differ <= WRONG and not worse(whole, given, wanted, got):
+                row.hostile = max(row.hostile, differ)
             else:
-                row.error = max(row.error, error)
+                row.error = max(row.error, differ)
             row.sizes += 1
     return row
 

@@ -201,7 +201,13 @@ def attempts(model: Any) -> Iterator[tuple[tuple[str, ...], int]]:
         n for n, p in parameters.items() if p.default is p.empty and p.kind < p.VAR_POSITIONAL
     ]
     main = getattr(model, "main_input_name", "input_ids")
-    readable = [(main,), ("input_ids",), ("pixel_values",), ("input_values",), ("input_features",)]
+    readable: list[tuple[str, ...]] = [
+        (main,),
+        ("input_ids",),
+        ("pixel_values",),
+        ("input_values",),
+        ("input_features",),
+    ]
     readable += [
         ("pixel_values_videos",),
         ("input_ids", "bbox"),
@@ -223,8 +229,9 @@ def attempts(model: Any) -> Iterator[tuple[tuple[str, ...], int]]:
                 yield given, variant
 
 
-def runs_on(model: Any) -> Callable[[int, int], dict[str, Any]] | None:
-    """What makes inputs that the model runs on, if anything here does."""
+def runs_on(model: Any) -> Callable[[int, int], dict[str, Any]]:
+    """What makes inputs that the model runs on. Raises ValueError if nothing here does."""
+    why = ""
     for names, variant in attempts(model):
 
         def inputs(rows: int, tokens: int, names: Any = names, variant: int = variant) -> Any:
@@ -235,11 +242,11 @@ def runs_on(model: Any) -> Callable[[int, int], dict[str, Any]] | None:
             with torch.no_grad():
                 results = floats(model(**inputs(2, 12)))
         except Exception as error:
-            runs_on.why = f"{type(error).__name__}: {error}" if names else ""  # type: ignore
+            why = f"{type(error).__name__}: {error}"
             continue
         if results and all(math.prod(x.shape) for x in results):
             return inputs
-    return None
+    raise ValueError(f"no inputs made here run: {why}")
 
 
 def floats(results: Any) -> list[Any]:
@@ -253,21 +260,19 @@ def floats(results: Any) -> list[Any]:
 
 def small_model(kind: str, attention: str) -> Small:
     """The type's model as small as it can be; the largest part of it if the whole does not run."""
-    models, last = [], None
+    models, problems = [], []
     for factor, image in SIZES:
         try:
-            model = build(kind, attention, factor, image)
+            models.append(build(kind, attention, factor, image))
+            return Small(models[-1], "", runs_on(models[-1]))
         except Exception as error:
-            last = last or error
-            continue
-        if inputs := runs_on(model):
-            return Small(model, "", inputs)
-        models.append(model)
+            problems.append(error)
     for model in models:
         parts = [x for x in model.modules() if isinstance(x, PreTrainedModel) and x is not model]
         for part in sorted(parts, key=lambda x: -x.num_parameters()):
-            if inputs := runs_on(part):
-                return Small(part, type(part).__name__, inputs)
-    if models or not last:
-        raise ValueError(f"no inputs made here run: {getattr(runs_on, 'why', '')}")
-    raise last
+            try:
+                return Small(part, type(part).__name__, runs_on(part))
+            except ValueError:
+                continue
+    no_inputs = [x for x in problems if str(x).startswith("no inputs")]
+    raise (no_inputs or problems)[0]
