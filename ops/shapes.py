@@ -334,8 +334,9 @@ def _two_axes(node: ir.Node, context: ShapeInferenceContext) -> None:
         for axis, name in enumerate(("transA", "transB")):
             operand = node.inputs[axis]
             shape = None if operand is None else operand.shape
-            index = axis ^ node.attributes.get_int(name, 0)
-            dims.append(context.new_symbolic_dim() if shape is None else shape[index])
+            index = axis ^ (node.attributes.get_int(name, 0) != 0)
+            known = shape is not None and len(shape) == 2
+            dims.append(shape[index] if shape and known else context.new_symbolic_dim())
         node.outputs[0].shape = ir.Shape(dims)
 
 
