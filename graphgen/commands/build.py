@@ -137,6 +137,7 @@ def _build_from(options: argparse.Namespace, folder: Path) -> None:
     from graphgen.graph import count_nodes
     from graphgen.models.published.folder import context, windows
     from graphgen.models.published.fresh import Head
+    from graphgen.models.published.tokenizer_classes import class_remarks
     from graphgen.models.published.tokenizer_files import check_tokenizer
     from graphgen.quantize.folder import Quantized, quantized, reports
     from graphgen.quantize.kept import keep_bits
@@ -186,6 +187,7 @@ def _build_from(options: argparse.Namespace, folder: Path) -> None:
         parts = " and ".join(found.models)
         raise GraphgenError(f"{folder}: {problem} {parts}; choose --layout plain")
     check_tokenizer(folder)
+    found.remarks.extend(class_remarks(folder))
     tokens = windows(folder, options.text)
     # A cache goes in place in an operator that WebGPU lacks: what follows it is made for WebGPU.
     later = options.layout == "genai" and options.target == "webgpu"

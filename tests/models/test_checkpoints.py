@@ -772,6 +772,18 @@ def test_two_files_of_a_tokenizer_have_to_agree(folder, refused, field, own):
         assert main(["build", "in", "-o", "out"]) == 0
 
 
+def test_a_tokenizer_that_its_class_makes_lower_case_is_refused(folder, refused):
+    normalizer = {"type": "BertNormalizer", "lowercase": False}
+    (folder / "tokenizer.json").write_text(json.dumps({"normalizer": normalizer}))
+    file = folder / "tokenizer_config.json"
+    for name in ("BertTokenizer", "ElectraTokenizerFast", "MPNetTokenizer", None):
+        file.write_text(json.dumps({"tokenizer_class": name}))
+        assert "do_lower_case (by default) is True, but lowercase in tokenizer.json" in refused()
+    for given in ({"do_lower_case": False}, {"tokenizer_class": "PreTrainedTokenizerFast"}):
+        file.write_text(json.dumps(given))
+        assert main(["build", "in", "-o", "out"]) == 0
+
+
 def test_two_files_of_a_tokenizer_agree_on_the_leading_space(folder, refused):
     space = {"type": "ByteLevel", "add_prefix_space": False}
     file = folder / "tokenizer_config.json"

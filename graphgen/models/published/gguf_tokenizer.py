@@ -30,7 +30,7 @@ def _split(pattern: str) -> dict[str, Any]:
     return part | {"pattern": {"Regex": pattern}}
 
 
-_SPLITS: dict[str, list[dict[str, Any]]] = {
+SPLITS: dict[str, list[dict[str, Any]]] = {
     "gpt-2": [_BYTES],
     **{key: [_split(_TIKTOKEN % "1,3"), _PLAIN] for key in _THREES},
     **{key: [_split(_TIKTOKEN % "1"), _PLAIN] for key in ("qwen2", "deepseek-r1-qwen")},
@@ -75,10 +75,10 @@ def tokenizer_files(file: Gguf) -> dict[str, dict[str, Any]]:
     kind, pre, tokens = own.get("model"), own.get("pre", "gpt-2"), own.get("tokens")
     if kind in (None, "none") or tokens is None:
         return {}
-    known = {"llama": [None], "gpt2": list(_SPLITS)}
-    if kind not in list(known) or (kind == "gpt2" and pre not in list(_SPLITS)):
+    known = {"llama": [None], "gpt2": list(SPLITS)}
+    if kind not in list(known) or (kind == "gpt2" and pre not in list(SPLITS)):
         name = f"{_FIELD}pre is {pre!r:.40}" if kind == "gpt2" else f"{_FIELD}model is {kind!r:.40}"
-        supported = ", ".join(_SPLITS if kind == "gpt2" else known)
+        supported = ", ".join(SPLITS if kind == "gpt2" else known)
         raise GraphgenError(
             f"{file.path}: {name}; supported are {supported}: give --like DIR, a folder with the "
             "config.json and the tokenizer.json of the model"
@@ -148,7 +148,7 @@ def _bytes(file: Gguf, own: dict[str, Any], vocabulary: dict[str, int], pre: str
     model = {"type": "BPE", "vocab": vocabulary, "merges": pairs, "ignore_merges": pre in _WHOLE}
     return {
         "normalizer": {"type": "NFC"} if pre in _NFC else None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": _SPLITS[pre]},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": SPLITS[pre]},
         "decoder": _PLAIN,
         "model": model,
     }

@@ -1,7 +1,6 @@
 """tokenizer.json and tokenizer_config.json, which say some things twice and have to agree."""
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 from graphgen.errors import GraphgenError
 from graphgen.files import read_bytes
 from graphgen.models.published.folder import settings
+from graphgen.models.published.tokenizer_classes import class_of
 
 _TWICE = {
     "BertNormalizer": {
@@ -28,7 +28,8 @@ def check_tokenizer(folder: Path) -> None:
     """Raise an error if the two files of a tokenizer contradict each other.
 
     transformers takes some fields of the normalizer of BERT, the leading space of byte-level
-    tokens, and added tokens from tokenizer_config.json; all others read tokenizer.json.
+    tokens, and added tokens from tokenizer_config.json, or from defaults of the tokenizer's class;
+    all others read tokenizer.json.
     """
     path, other = folder / "tokenizer.json", folder / "tokenizer_config.json"
     try:
@@ -37,13 +38,19 @@ def check_tokenizer(folder: Path) -> None:
         return  # reading it gives the error
     written = read if isinstance(read, dict) else {}
     parts, given = [*_parts(written)], settings(folder, other.name)
-    bert = re.match("Bert|DistilBert", str(given.get("tokenizer_class") or "Bert"))
+    bert = class_of(folder) in ("Bert", "MPNet")
     told = [
         (name, given.get(name), f"{own} in {path.name}", part.get(own))
         for part in parts
         for name, own in _TWICE[part["type"]].items()
-        if part["type"] != "BertNormalizer" or bert
+        if part["type"] != "BertNormalizer" or bert or not given.get("tokenizer_class")
     ]
+    if bert and "do_lower_case" not in given:  # then their code does it, whatever the file says
+        name, cased = (
+            "do_lower_case (by default)",
+            [p for p in parts if p.get("lowercase") is False],
+        )
+        told += [(name, True, f"lowercase in {path.name}", False) for _ in cased]
     if "added_tokens_decoder" not in given:  # older files say it
         more = settings(folder, "special_tokens_map.json")
         given = given | {name: more[name] for name in _EXTRA if name in more}

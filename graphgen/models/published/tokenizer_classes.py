@@ -1,0 +1,119 @@
+"""What a tokenizer's class says in transformers 5, which may differ from its tokenizer.json.
+
+Classes with parts of their own take the vocabulary from the file, and how texts are normalized and
+split from their code; all other clients do as the file says.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from graphgen.errors import GraphgenError
+from graphgen.files import read_bytes
+from graphgen.models.published.folder import settings, tokenizer
+from graphgen.models.published.gguf_tokenizer import SPLITS
+
+_OF_TYPES = {
+    "Bert": "bert distilbert electra nomic_bert",
+    "MPNet": "mpnet",
+    "Roberta": "roberta bart",
+    "GPT2": "gpt2 gptj opt starcoder2",
+    "Qwen2": "qwen2 qwen3 qwen2_moe qwen3_moe",
+    "Gemma": "gemma gemma2 gemma3_text",
+    "Cohere": "cohere cohere2",
+    "GPTNeoX": "gpt_neox",
+    "Whisper": "whisper",
+    "": "mistral mixtral granite olmo2 phi3 glm glm4 stablelm modernbert umt5",  # as the file says
+}
+"""The class that transformers has for a model type; "" reads the file whatever class is named."""
+
+_CLASS = {kind: name for name, kinds in _OF_TYPES.items() for kind in kinds.split()}
+_ALIASES = {"Bart": "Roberta", "DistilBert": "Bert", "Electra": "Bert"}
+
+_BYTES = dict.fromkeys(["GPT2", "Roberta", "GPTNeoX", "CodeGen", "Whisper"], "gpt-2")
+_BYTES |= {"Qwen2": "qwen2", "Cohere": "command-r"}
+"""Classes whose tokens are of bytes, and what GGUF calls their way to cut texts."""
+
+_COMPOSED = ("Qwen2", "Cohere", "GPTNeoX")  # letters and accents, first
+
+_TEXTS = ("Hello World 12345", "  two  spaces\n\nand lines\t\u00fc\u0301", "it's", "a{0}b {0} c")
+"""Texts on which tokenizers differ; {0} is a special token."""
+
+
+def class_of(folder: Path) -> str:
+    """The class, such as GPT2, that transformers makes of a folder's tokenizer; "" if no other."""
+    config, told = settings(folder, "config.json"), settings(folder, "tokenizer_config.json")
+    named = told.get("tokenizer_class") or config.get("tokenizer_class")
+    kind = str(config.get("model_type"))
+    if "auto_map" in told or _CLASS.get(kind) == "":
+        return ""
+    if not isinstance(named, str) or kind == "qwen2":
+        return _CLASS.get(kind, "")
+    name = named.removesuffix("Fast").removesuffix("Tokenizer")
+    return _ALIASES.get(name, name)
+
+
+def class_remarks(folder: Path) -> Iterator[str]:
+    """A line if transformers reads a text as other tokens than tokenizer.json does."""
+    name = class_of(folder)
+    try:
+        written = json.loads(read_bytes(folder / "tokenizer.json").decode())
+        reader = tokenizer(folder)
+    except (OSError, ValueError, RecursionError, GraphgenError):
+        return  # what needs it gives the error
+    told = settings(folder, "tokenizer_config.json")
+    parts = _parts(name, told) if isinstance(written, dict) else None
+    if parts is None or reader is None or (name == "Llama" and "ByteLevel" in json.dumps(written)):
+        return
+    from tokenizers import Tokenizer
+
+    model = {**written.get("model", {}), **parts.pop("model", {})}
+    try:
+        other = Tokenizer.from_str(json.dumps({**written, **parts, "model": model}))
+    except Exception:  # it raises nothing more specific; the vocabulary is of another kind
+        return
+    special = next((t.content for t in reader.get_added_tokens_decoder().values()), "")
+    for text in (text.format(special) for text in _TEXTS):
+        ours, theirs = _ids(reader, text), _ids(other, text)
+        if ours != theirs and None not in (ours, theirs):
+            yield (
+                f"{folder / 'tokenizer.json'} reads {text!r} as the tokens {ours}, but "
+                f"{name}Tokenizer of transformers 5, which takes only the vocabulary from it, as "
+                f"{theirs}: the built folder does as the file says, and so does "
+                "PreTrainedTokenizerFast of transformers"
+            )
+            return
+
+
+def _ids(reader: Any, text: str) -> list[int] | None:
+    try:
+        return [*reader.encode(text, add_special_tokens=False).ids]
+    except Exception:  # it raises nothing more specific, say for want of a token for the unknown
+        return None
+
+
+def _parts(name: str, told: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The parts of tokenizer.json that a class of transformers has of its own."""
+    space = told.get("add_prefix_space")
+    normalizer: dict[str, Any] | None = {"type": "NFC"} if name in _COMPOSED else None
+    fallback: dict[str, Any] = {"fuse_unk": True, "byte_fallback": True}
+    words: dict[str, Any]
+    if name in _BYTES:
+        *before, last = SPLITS[_BYTES[name]]
+        words = {"type": "Sequence"}
+        words["pretokenizers"] = [*before, {**last, "add_prefix_space": space is True}]
+        return {"normalizer": normalizer, "pre_tokenizer": words}
+    match name:
+        case "Gemma":
+            string = {"pattern": {"String": " "}}
+            normalizer = {"type": "Replace", "content": "\u2581", **string}
+            words = {**SPLITS["qwen2"][0], "behavior": "MergedWithPrevious", **string}
+        case "Llama":
+            scheme = "always" if told.get("legacy") else "first"
+            words = {"type": "Metaspace", "replacement": "\u2581", "split": False}
+            words["prepend_scheme"] = "never" if space is False else scheme
+            fallback["unk_token"] = None
+        case _:
+            return None
+    return {"normalizer": normalizer, "pre_tokenizer": words, "model": fallback}

@@ -1,0 +1,86 @@
+"""A tokenizer.json that the code of a tokenizer's class does not follow gives a line."""
+
+import json
+
+import pytest
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+from graphgen.models.published.tokenizer_classes import class_of, class_remarks
+
+BYTES = dict.fromkeys(sorted(pre_tokenizers.ByteLevel.alphabet()))
+WORDS = {text: i for i, text in enumerate([*BYTES, "<s>", "He", "\u2581", "12", "\u0120a"])}
+MERGES = [("H", "e"), ("1", "2"), ("\u0120", "a")]
+
+
+def written(folder, kind, told, *, normalizer=None, before=None):
+    """A folder with a tokenizer of bytes whose parts are given."""
+    made = Tokenizer(models.BPE(WORDS, MERGES, byte_fallback=False))
+    if normalizer is not None:
+        made.normalizer = normalizer
+    made.pre_tokenizer = before or pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.add_special_tokens(["<s>"])
+    made.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(told))
+    (folder / "config.json").write_text(json.dumps({"model_type": kind}))
+    return folder
+
+
+def digits():
+    space = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), space])
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"),
+    [("gpt2", None), ("llama", "GPT2Tokenizer"), ("opt", "GPT2TokenizerFast"), ("bart", None)],
+)
+def test_a_class_that_splits_otherwise_is_told(tmp_path, kind, named):
+    told = {} if named is None else {"tokenizer_class": named}
+    assert not [*class_remarks(written(tmp_path, kind, told))]
+    [line] = class_remarks(written(tmp_path, kind, told, before=digits()))
+    name = class_of(tmp_path)
+    assert "reads 'Hello World 12345' as the tokens [" in line
+    assert f"{name}Tokenizer of transformers 5, which takes only the vocabulary from it" in line
+
+
+@pytest.mark.parametrize("kind", ["gpt_neox", "cohere"])
+def test_a_class_that_normalizes_is_told(tmp_path, kind):
+    before = digits() if kind == "cohere" else None
+    assert [*class_remarks(written(tmp_path, kind, {}, before=before))]
+    nfc = normalizers.NFC()
+    assert not [*class_remarks(written(tmp_path, kind, {}, normalizer=nfc, before=before))]
+
+
+def test_the_space_before_a_text_of_llama(tmp_path):
+    """Older files write it before every part of a text, the class before the first alone."""
+    space = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    llama = {"tokenizer_class": "LlamaTokenizer"}
+    assert not [*class_remarks(written(tmp_path, "llama", llama, before=space))]
+    space = pre_tokenizers.Metaspace(prepend_scheme="always", split=False)
+    [line] = class_remarks(written(tmp_path, "llama", llama, before=space))
+    assert "reads 'a<s>b <s> c' as" in line
+    assert not [*class_remarks(written(tmp_path, "llama", llama | {"legacy": True}, before=space))]
+    never = llama | {"add_prefix_space": False}
+    assert [*class_remarks(written(tmp_path, "llama", never, before=space))]
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("llama", {}),
+        ("llama", {"tokenizer_class": "LlamaTokenizer"}),  # of bytes: as the file says
+        ("gpt2", {"tokenizer_class": "PreTrainedTokenizerFast"}),
+        ("granite", {"tokenizer_class": "GPT2Tokenizer"}),
+        ("gpt2", {"auto_map": {"AutoTokenizer": [None, "own.Own"]}}),
+    ],
+)
+def test_what_reads_the_file_is_not_told(tmp_path, kind, told):
+    assert not [*class_remarks(written(tmp_path, kind, told, before=digits()))]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"model": 5}', '{"model": {"vocab": []}}'])
+def test_a_damaged_tokenizer_is_not_told(tmp_path, text):
+    """What needs it gives the error."""
+    written(tmp_path, "gpt2", {})
+    (tmp_path / "tokenizer.json").write_text(text)
+    assert not [*class_remarks(tmp_path)]
