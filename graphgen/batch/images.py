@@ -2,6 +2,7 @@
 
 import importlib
 import re
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -159,7 +160,7 @@ class Images:
     def _read(self, image: Image) -> Array:
         if image.pixels is not None:
             return image.pixels
-        with _open(image) as opened:
+        with _open(image) as opened, warnings.catch_warnings(action="ignore"):
             try:
                 upright = _pillow("PIL.ImageOps").exif_transpose(opened)
                 found = upright.convert(_MODES[self.dims[0]])
@@ -202,8 +203,11 @@ def _open(image: Image) -> Any:
     """Open the file; Pillow reads its header."""
     pillow = _pillow("PIL.Image")
     assert image.file is not None
+    pillow.init()
+    known = [name for name in pillow.ID if name != "EPS"]  # a program, which Ghostscript would run
     try:
-        return pillow.open(regular(image.file))
+        with warnings.catch_warnings(action="ignore"):  # of what it reads nevertheless
+            return pillow.open(regular(image.file), formats=known)
     except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
         reason = getattr(error, "strerror", None) or "not an image that Pillow knows"
         raise GraphgenError(f"{image.where}: {image.file}: {reason}") from error

@@ -112,6 +112,8 @@ def samples(path: Path, rate: int) -> Array:
     try:
         with wave.open(str(regular(path)), "rb") as file:
             given, channels, width = file.getframerate(), file.getnchannels(), file.getsampwidth()
+            if width > 4:
+                raise wave.Error(f"samples of {8 * width} bits")
             count = file.getnframes()
             data = file.readframes(count)
     except OSError as error:

@@ -52,3 +52,16 @@ def test_files_have_one_channel_or_three(tmp_path: Path) -> None:
     with pytest.raises(GraphgenError, match="images of 2 channels; give pixel_values"):
         images.look({"image": "a.png"}, "row 1")
     assert images.look({"pixel_values": np.zeros((2, 4, 4)).tolist()}, "row 1").file is None
+
+
+@pytest.mark.filterwarnings("error")
+def test_damaged_exif_data_gives_no_warning(tmp_path: Path) -> None:
+    """Pillow warns about it, and the image is as it is."""
+    array = np.full((4, 4, 3), 200, np.uint8)
+    (tmp_path / "preprocessor_config.json").write_text(
+        json.dumps(PLAIN | {"do_resize": False} | {"size": {"height": 4, "width": 4}})
+    )
+    PIL.fromarray(array).save(tmp_path / "a.jpg", exif=b"Exif\0\0MM\0*\0\0\0\x08\xff\xff")
+    images = Images(tmp_path, ["batch", 3, 4, 4], tmp_path)
+    [found] = images.feeds([images.look({"image": "a.jpg"}, "row 1")])["pixel_values"]
+    assert np.abs(found - 200).max() <= 1

@@ -589,9 +589,11 @@ def test_bad_images(vision, tmp_path, capsys):
     (tmp_path / "text.png").write_text("text")
     half = (images / "in" / "a.png").read_bytes()[:900]
     (tmp_path / "half.png").write_bytes(half)
+    (tmp_path / "program.eps").write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n")
     for row, told in (
         ({"image": "none.png"}, "line 1: .*none.png: No such file"),
         ({"image": "text.png"}, "line 1: .*text.png: not an image that Pillow knows"),
+        ({"image": "program.eps"}, "line 1: .*program.eps: not an image that Pillow knows"),
         ({"image": "half.png"}, "row 1: .*half.png is damaged"),
         ({"image": 3}, r"line 1 has neither `image`, a path, nor `pixel_values`, lists of \(3, 8"),
         ({"pixel_values": [[1.0], [2.0]]}, "line 1 has neither"),

@@ -209,6 +209,9 @@ def test_what_is_no_such_sound_is_refused(built: Path, tmp_path: Path, capsys: A
     floats = bytearray(good.read_bytes())
     floats[20] = 3  # the format of floats
     (tmp_path / "floats.wav").write_bytes(floats)
+    wide = bytearray(good.read_bytes())
+    wide[34] = 64  # bits of a sample
+    (tmp_path / "wide.wav").write_bytes(wide)
     write_wav(tmp_path / "rate.wav", sounds()[0], rate=8000)
     write_wav(tmp_path / "two.wav", sounds()[0], channels=2)
     write_wav(tmp_path / "none.wav", np.zeros(0))
@@ -218,6 +221,7 @@ def test_what_is_no_such_sound_is_refused(built: Path, tmp_path: Path, capsys: A
         ("empty", "is not a WAV file of whole numbers"),
         ("head", "is not a WAV file of whole numbers"),
         ("floats", "is not a WAV file of whole numbers"),
+        ("wide", "is not a WAV file of whole numbers: samples of 64 bits"),
         ("half", "ends after 4478 of 16000 samples"),
         ("absent", "No such file"),
         ("rate", "has 1 channel at 8,000 Hz; the model hears one at 16,000 Hz"),
