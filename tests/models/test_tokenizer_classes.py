@@ -78,6 +78,16 @@ def test_what_reads_the_file_is_not_told(tmp_path, kind, told):
     assert not [*class_remarks(written(tmp_path, kind, told, before=digits()))]
 
 
+def test_padding_and_truncation_of_the_file_do_not_count(tmp_path):
+    """Padding to 2 ** 32 would end the process for want of memory."""
+    file = written(tmp_path, "gpt2", {}) / "tokenizer.json"
+    made = Tokenizer.from_file(str(file))
+    made.enable_truncation(2)
+    made.enable_padding(length=9)
+    made.save(str(file))
+    assert not [*class_remarks(tmp_path)]
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"model": 5}', '{"model": {"vocab": []}}'])
 def test_a_damaged_tokenizer_is_not_told(tmp_path, text):
     """What needs it gives the error."""

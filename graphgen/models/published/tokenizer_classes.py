@@ -68,9 +68,10 @@ def class_remarks(folder: Path) -> Iterator[str]:
         return
     from tokenizers import Tokenizer
 
-    model = {**written.get("model", {}), **parts.pop("model", {})}
+    parts["model"] = {**written.get("model", {}), **parts.get("model", {})}
+    parts |= {"padding": None, "truncation": None}
     try:
-        other = Tokenizer.from_str(json.dumps({**written, **parts, "model": model}))
+        other = Tokenizer.from_str(json.dumps({**written, **parts}))
     except Exception:  # it raises nothing more specific; the vocabulary is of another kind
         return
     special = next((t.content for t in reader.get_added_tokens_decoder().values()), "")
