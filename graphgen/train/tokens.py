@@ -10,7 +10,7 @@ import numpy as np
 from graphgen.errors import GraphgenError
 from graphgen.files import present
 from graphgen.models.published.chat import Spans
-from graphgen.models.published.folder import context, encoded, settings, text_of, tokenizer
+from graphgen.models.published.folder import context, encoded, panics, settings, text_of, tokenizer
 from graphgen.operands import Array
 
 FILE = "tokenizer.json"
@@ -99,7 +99,8 @@ class Tokenizer:
     ) -> Iterator[Tokens]:
         parts: list[Any] = [t.parts[0] if len(t.parts) == 1 else tuple(t.parts) for t in span]
         try:
-            found = self.whole.encode_batch(parts, add_special_tokens=special)
+            with panics():
+                found = self.whole.encode_batch(parts, add_special_tokens=special)
         except Exception:  # it raises nothing more specific, and does not say where
             found = [encoded(t.where, self.whole, *t.parts, special=special) for t in span]
         for text, whole in zip(span, found, strict=True):

@@ -5,7 +5,10 @@ import json
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
+from graphgen.errors import GraphgenError
+from graphgen.models.published.folder import encoded, tokenizer
 from graphgen.models.published.tokenizer_classes import class_of, class_remarks
+from graphgen.models.published.tokenizer_files import check_tokenizer
 
 BYTES = dict.fromkeys(sorted(pre_tokenizers.ByteLevel.alphabet()))
 WORDS = {text: i for i, text in enumerate([*BYTES, "<s>", "He", "\u2581", "12", "\u0120a"])}
@@ -94,3 +97,25 @@ def test_a_damaged_tokenizer_is_not_told(tmp_path, text):
     written(tmp_path, "gpt2", {})
     (tmp_path / "tokenizer.json").write_text(text)
     assert not [*class_remarks(tmp_path)]
+
+
+def test_a_tokenizer_on_which_its_library_panics(tmp_path):
+    """A panic of Rust's code is no Exception in Python, but an error of the file."""
+    file = written(tmp_path, "gpt2", {}) / "tokenizer.json"
+    made = json.loads(file.read_text())
+    token = {"SpecialToken": {"id": "<no>", "type_id": 0}}
+    made["post_processor"] = {"type": "TemplateProcessing", "single": [token], "pair": []}
+    made["post_processor"]["special_tokens"] = {}
+    file.write_text(json.dumps(made))
+    with pytest.raises(GraphgenError, match=r"map: tokenizer\.json does not split the text 'a'"):
+        encoded("map", tokenizer(tmp_path), "a")
+    made["model"]["continuing_subword_prefix"] = "\u2581"
+    file.write_text(json.dumps(made))
+    with pytest.raises(GraphgenError, match=r"tokenizer\.json is not a tokenizer: "):
+        tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("kind", [[], {}, 5])
+def test_a_part_of_no_type(tmp_path, kind):
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"pre_tokenizer": {"type": kind}}))
+    check_tokenizer(tmp_path)  # reading it gives the error

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,8 @@ def tokenizer(
     try:
         from tokenizers import Tokenizer
 
-        found = Tokenizer.from_file(str(path))
+        with panics():
+            found = Tokenizer.from_file(str(path))
     except ImportError as error:
         raise GraphgenError(
             f'{path} needs tokenizers; run `pip install "graphgen-onnx[text]"`'
@@ -140,10 +142,22 @@ def text_of(config: Mapping[str, Any], name: str) -> str | None:
     return given if isinstance(given, str) else None
 
 
+@contextmanager
+def panics() -> Iterator[None]:
+    """Raise as RuntimeError where the code of tokenizers in Rust gives up: that is no Exception."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise RuntimeError(str(error)) from error
+
+
 def encoded(who: str, tokenizer: Any, *texts: str, special: bool = True) -> Any:
     """What a tokenizer makes of a text, or of a pair. Raises GraphgenError if it cannot."""
     try:
-        return tokenizer.encode(*texts, add_special_tokens=special)
+        with panics():
+            return tokenizer.encode(*texts, add_special_tokens=special)
     except Exception as error:  # it raises nothing more specific, say for want of [UNK]
         raise GraphgenError(
             f"{who}: tokenizer.json does not split the text {texts[0]!r:.40}: {error}; "

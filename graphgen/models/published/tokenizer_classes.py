@@ -11,7 +11,7 @@ from typing import Any
 
 from graphgen.errors import GraphgenError
 from graphgen.files import read_bytes
-from graphgen.models.published.folder import settings, tokenizer
+from graphgen.models.published.folder import encoded, panics, settings, tokenizer
 from graphgen.models.published.gguf_tokenizer import SPLITS
 
 _OF_TYPES = {
@@ -71,7 +71,8 @@ def class_remarks(folder: Path) -> Iterator[str]:
     parts["model"] = {**written.get("model", {}), **parts.get("model", {})}
     parts |= {"padding": None, "truncation": None}
     try:
-        other = Tokenizer.from_str(json.dumps({**written, **parts}))
+        with panics():
+            other = Tokenizer.from_str(json.dumps({**written, **parts}))
     except Exception:  # it raises nothing more specific; the vocabulary is of another kind
         return
     special = next((t.content for t in reader.get_added_tokens_decoder().values()), "")
@@ -89,8 +90,8 @@ def class_remarks(folder: Path) -> Iterator[str]:
 
 def _ids(reader: Any, text: str) -> list[int] | None:
     try:
-        return [*reader.encode(text, add_special_tokens=False).ids]
-    except Exception:  # it raises nothing more specific, say for want of a token for the unknown
+        return [*encoded("build", reader, text, special=False).ids]
+    except GraphgenError:
         return None
 
 

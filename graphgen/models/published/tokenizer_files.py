@@ -98,5 +98,5 @@ def _parts(written: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     before = written.get("pre_tokenizer")
     listed = before.get("pretokenizers") if isinstance(before, dict) else None
     for part in (written.get("normalizer"), before, *_listed(listed)):
-        if isinstance(part, dict) and part.get("type") in _TWICE:
+        if isinstance(part, dict) and part.get("type") in [*_TWICE]:  # a list is not hashable
             yield part
