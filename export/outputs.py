@@ -48,9 +48,11 @@ def declared_shapes(graph: ir.Graph) -> dict[ir.Value, ir.Shape]:
     given, result = graph.meta.get(SIGNATURE, {}), {}
     for value in graph.outputs:
         declared, shape = given.get(value.name), value.shape
-        if declared is None or shape is None or value.uses():
+        if declared is None or value.uses():
             continue
-        if len(declared) == len(shape):
+        if shape is None:  # an operator of no inference: of trees, of a domain of the user's
+            result[value] = declared
+        elif len(declared) == len(shape):
             dims = [d if is_named(d) else old for d, old in zip(shape, declared, strict=True)]
             if dims != list(shape):
                 result[value] = ir.Shape(dims)

@@ -270,6 +270,22 @@ def test_an_input_of_an_artifact_that_is_an_output_too_is_what_the_input_declare
     assert describe(ids) == "int64[m]"
 
 
+def test_what_a_file_declares_of_a_rank_that_inference_does_not_know_is_kept(tmp_path):
+    """Of trees, and of a reshape to a given shape: the checker refuses outputs without a rank."""
+    text = """<ir_version: 8, opset_import: ["": 17, "ai.onnx.ml": 1]>
+        g (float[n,2] x, int64[s] sizes) => (float[n,3] y, float[a,b] z) {
+        y = ai.onnx.ml.LinearRegressor <coefficients: floats = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+            targets: int = 3> (x)
+        z = Reshape (x, sizes) }"""
+    path = export(gg.optimize(load(write(tmp_path / "a.onnx", text))), tmp_path / "b.onnx")
+    onnx.checker.check_model(path)
+    session = ort.InferenceSession(path)
+    assert [y.shape for y in session.get_outputs()] == [["n", 3], ["a", "b"]]
+    feeds = {"x": np.ones((2, 2), np.float32), "sizes": np.array([4])}  # another rank is given
+    y, z = session.run(None, feeds)
+    assert y.tolist() == [[3, 7, 11]] * 2 and z.tolist() == [1, 1, 1, 1]
+
+
 def test_what_a_file_declares_against_the_inference_of_onnx_is_left_out(tmp_path):
     """ONNX's gives a size of 8 there, ours none: the runtime gives less for some kernels."""
     text = """<ir_version: 8, opset_import: ["": 17]> g (float[1,1,4] x) => (float[1,1,9] y) {
