@@ -6,7 +6,9 @@ sympy takes milliseconds for each form.
 
 import re
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial, partialmethod
+from importlib import import_module
+from typing import Any
 
 import onnx_ir as ir
 
@@ -87,3 +89,39 @@ def _short(text: str) -> str:
     size = ir.SymbolicDim(text)
     form = str(size._expr)
     return form if _TERM.fullmatch(form) else str(size.simplify())
+
+
+def _mend_parsers() -> None:
+    """Let the libraries read -n**2 as they write it, not as the square of -n, and n as at least 0.
+
+    They take each symbol to be at least 1, so they would read Max(0, n - 1) as n - 1. And let them
+    read a text once: layers repeat it, and a Max inside of a Min takes milliseconds.
+    """
+
+    def parse_unary(self: Any) -> Any:
+        if self.current_token is not None and self.current_token[:2] == ("OP", "-"):
+            self._advance()
+            return -self._parse_power()
+        return self._parse_primary()
+
+    def parse_primary(self: Any, old: Any) -> Any:
+        return _may_be_zero(old(self))
+
+    def parse_all(text: str, old: Any) -> Any:
+        return _may_be_zero(old(text))
+
+    for name in ("onnx_ir", "onnx_shape_inference"):
+        module: Any = import_module(f"{name}._symbolic_shapes")
+        parser, whole = module._ExpressionParser, module.parse_symbolic_expression
+        parser._parse_unary = parse_unary
+        parser._parse_primary = partialmethod(parse_primary, old=parser._parse_primary)
+        module.parse_symbolic_expression = lru_cache(TEXTS)(partial(parse_all, old=whole))
+
+
+def _may_be_zero(expression: Any) -> Any:
+    if not expression.is_Symbol:
+        return expression
+    return type(expression)(expression.name, integer=True, nonnegative=True)
+
+
+_mend_parsers()

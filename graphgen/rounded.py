@@ -35,7 +35,7 @@ class FileSizes(ShapeInferenceContext):
         """
         number, rest = _parts(str(size))
         bound = 0 if rest == "0" else self.least.get(rest)
-        if bound is not None and bound >= least - number:
+        if (bound is not None and bound >= least - number) or smallest(str(size)) >= least:
             return True
         if later:
             self.asked[rest] = min(least - number, self.asked.get(rest, least - number))
@@ -52,6 +52,54 @@ def _parts(size: str) -> tuple[int, str]:
     except ValueError:  # no expression
         return 0, size
     return (int(number), str(rest)) if number.is_Integer else (0, size)
+
+
+@lru_cache(1 << 12)
+def smallest(size: str) -> float:
+    """A number that a size is never below, whatever sizes its symbols stand for; -inf if unknown.
+
+    With whole numbers, (n - q + 1) / q ≤ ⌊n / q⌋ ≤ n / q, so 8·⌊n / 8⌋ + 8 - n is 1 or more.
+    """
+    if not re.search(r"floor\(|//", size) or re.search(r"\bNone\b|\b_element_", size):
+        return -math.inf
+    try:
+        expression: Any = ir.SymbolicDim(size)._expr
+    except ValueError:  # no expression
+        return -math.inf
+    return max(map(_sum_of_least, (expression, _unrounded(expression))))
+
+
+def _sum_of_least(expression: Any) -> float:
+    """The number in a sum whose other terms are not negative."""
+    number, rest = expression.expand().as_coeff_Add()
+    others = rest.as_ordered_terms()
+    sure = number.is_Rational and all(term.is_nonnegative for term in others)
+    return math.ceil(number) if sure else -math.inf
+
+
+def _unrounded(expression: Any) -> Any:
+    """A lower bound of a sum, in which quotients are not rounded."""
+    total = expression.expand()
+    for term in total.as_ordered_terms():
+        factor, part = term.as_coeff_Mul()
+        if part.func.__name__ != "floor" or not factor.is_Rational:
+            continue
+        quotient = part.args[0].expand()
+        parts = [each.as_coeff_Mul() for each in quotient.as_ordered_terms()]
+        if not all(f.is_Rational and (p == 1 or p.is_integer) for f, p in parts):
+            continue
+        steps = math.lcm(*(int(f.q) for f, _ in parts))
+        least = (quotient * steps - (steps - 1)) / steps if factor > 0 else quotient
+        total += factor * (least - part)
+    return total
+
+
+def shorter(size: str, other: str) -> str:
+    """The smaller of two sizes: one of them if it is known which, else Min of them."""
+    for a, b in ((size, other), (other, size)):
+        if smallest(f"({b}) - ({a})") >= 0:
+            return a
+    return f"Min({size}, {other})"
 
 
 _CUT = re.compile(r"Max\(([01]), (.+)\)")

@@ -2,15 +2,15 @@
 
 import math
 import re
-from functools import lru_cache, partial, partialmethod
-from importlib import import_module
+from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 from onnx_shape_inference import ShapeInferenceContext
 
 from graphgen.forms import TEXTS, common_form, dim_of, simplified
-from graphgen.graph import AXES
+from graphgen.graph import AXES, constant, produced_by
 from graphgen.infer import (
     Dim,
     expect_distinct,
@@ -19,11 +19,12 @@ from graphgen.infer import (
     mends,
     same_dim,
 )
+from graphgen.op import find_op, read_attributes
 from graphgen.ops.numbers_of_sizes import size_at
 from graphgen.ops.shapes import broadcast
 from graphgen.ops.spatial_shapes import give_up
 from graphgen.repeats import ELEMENT
-from graphgen.rounded import FileSizes, spread
+from graphgen.rounded import FileSizes, shorter, smallest, spread
 
 _RANKS = 16  # longer lists are not shapes
 _FAR = (1 << 31) - 1  # no axis is as long
@@ -87,6 +88,23 @@ def _rounded(a: Dim, b: Dim, quotient: str, context: ShapeInferenceContext) -> s
     return f"Max(0, {quotient})" if _is_at_least(a, 1 - b, context, later=True) else ""
 
 
+@mends("Mod")
+def _remainder(node: ir.Node, context: ShapeInferenceContext) -> None:
+    """a - b·⌊a / b⌋ of one whole number, whose sign is that of b: how far it is to a block, say."""
+    known = [None if v is None else context.get_symbolic_value(v) for v in node.inputs]
+    a, b = (values[0] if values and len(values) == 1 else None for values in known)
+    whole = node.outputs[0].dtype in (ir.DataType.INT64, ir.DataType.INT32)
+    if not (isinstance(a, ir.SymbolicDim) and isinstance(b, int) and b > 0 and whole):
+        return
+    if re.search(rf"\bNone\b|\b{ELEMENT}", str(a)):
+        return
+    if node.attributes.get_int("fmod", 0) and not _is_at_least(a, 0, context):
+        return  # the sign is that of a
+    rest = simplified(f"({a}) - {b} * floor(({a}) / {b})")
+    if rest is not None:
+        context.set_symbolic_value(node.outputs[0], [dim_of(str(rest))])
+
+
 _MOST_POWER = 3
 """A volume is a cube; a larger power is no size."""
 
@@ -108,6 +126,8 @@ def _compare_sizes(node: ir.Node, context: ShapeInferenceContext) -> None:
 def _chosen(operator: str, elements: tuple[Dim, ...]) -> Dim | None:
     """The smallest or largest in short form, or None if some are unknown or this would be long."""
     texts = [spread(str(element)) for element in elements]
+    if operator == "Min" and len(texts) == 2:
+        texts = [t] if (t := shorter(*texts)) in texts else texts
     nested = sum(text.count("Max(") + text.count("Min(") for text in texts)
     if nested > _MOST_NESTED or any(re.search(rf"\bNone\b|\b{ELEMENT}", text) for text in texts):
         return None
@@ -152,7 +172,7 @@ def _is_natural(text: str) -> bool:
     if "-" not in text:
         return True
     expression: Any = ir.SymbolicDim(text)._expr
-    return bool(expression.is_nonnegative)
+    return bool(expression.is_nonnegative) or smallest(text) >= 0
 
 
 @mends("Cast")
@@ -217,7 +237,7 @@ def _sliced(
         if step != 1 or not all(_is_at_least(d, 0, context) for d in (start, end)):
             return None
         far = isinstance(end, int) and end >= _FAR
-        text = f"{f'({size})' if far else f'Min({end}, {size})'} - ({start})"
+        text = f"({size if far else shorter(str(end), str(size))}) - ({start})"
         return dim_of(text if far and _is_natural(text) else f"Max(0, {text})")
     if isinstance(size, int) and step < 0:  # a start before the first element is the first
         stop = None if end in (_FAR, 2**63 - 1) else end
@@ -225,7 +245,7 @@ def _sliced(
     if isinstance(size, int):
         return found
     if step == 1 and start == 0 <= end < _FAR:
-        return dim_of(f"Min({end}, {size})") if end else 0
+        return dim_of(shorter(str(end), str(size))) if end else 0
     if step > 0 <= start and end >= _FAR:  # of which the library knows two: 2³¹ - 1 and 2⁶³ - 1
         return _left(size, start, step)
     if step > 0 <= start and -_FAR < end < 0:
@@ -280,6 +300,8 @@ def _reshape(node: ir.Node, context: ShapeInferenceContext) -> None:
     So may a quotient, though no other size is 0: unless `allowzero` is set, it is the size of x.
     """
     x, y, sizes = node.inputs[0], node.outputs[0], node.inputs[1]
+    if y.shape is not None and len(y.shape) == 1 and (held := _moved(x, context)) is not None:
+        context.set_symbolic_value(y, held)
     wanted = None if sizes is None else context.get_symbolic_value(sizes)
     if x is None or x.shape is None or y.shape is None or wanted is None:
         return
@@ -299,6 +321,30 @@ def _reshape(node: ir.Node, context: ShapeInferenceContext) -> None:
     plain = exact or all(isinstance(d, int) or same_dim(d, kept) for d, kept in pairs)
     if isinstance(context, FileSizes) and not (plain and (exact or -1 not in wanted)):
         _keep_where_empty(node, tuple(wanted), context)
+
+
+def _moved(x: ir.Value | None, context: ShapeInferenceContext) -> list[Dim] | None:
+    """What a table holds into which a list of sizes was laid and turned: the pads of torch's F.pad.
+
+    Where each element lies is what the operators make of the places.
+    """
+    steps: list[ir.Node] = []
+    while x is not None and x.shape is not None and len(x.shape) > 1:
+        step = produced_by(x, "Reshape", "Slice", "Transpose")
+        if step is None or len(steps) == _RANKS:
+            return None
+        steps, x = [step, *steps], step.inputs[0]
+    content = None if x is None or not steps else context.get_symbolic_value(x)
+    if content is None or not 0 < len(content) <= _RANKS:
+        return None
+    places = np.arange(len(content))
+    for step in steps:
+        others = [constant(v) for v in step.inputs[1:]]
+        op = find_op(step)
+        if op is None or any(other is None for other in others):
+            return None
+        places = op.compute([places, *others], read_attributes(op, step))
+    return [content[i] for i in places.reshape(-1)]
 
 
 def _keep_where_empty(node: ir.Node, wanted: tuple[Dim, ...], context: FileSizes) -> None:
@@ -422,39 +468,3 @@ def _split(node: ir.Node, context: ShapeInferenceContext) -> None:
             value.shape[axis] = known[i]
         elif known is None:
             forget(value, context)
-
-
-def _mend_parsers() -> None:
-    """Let the libraries read -n**2 as they write it, not as the square of -n, and n as at least 0.
-
-    They take each symbol to be at least 1, so they would read Max(0, n - 1) as n - 1. And let them
-    read a text once: layers repeat it, and a Max inside of a Min takes milliseconds.
-    """
-
-    def parse_unary(self: Any) -> Any:
-        if self.current_token is not None and self.current_token[:2] == ("OP", "-"):
-            self._advance()
-            return -self._parse_power()
-        return self._parse_primary()
-
-    def parse_primary(self: Any, old: Any) -> Any:
-        return _may_be_zero(old(self))
-
-    def parse_all(text: str, old: Any) -> Any:
-        return _may_be_zero(old(text))
-
-    for name in ("onnx_ir", "onnx_shape_inference"):
-        module: Any = import_module(f"{name}._symbolic_shapes")
-        parser, whole = module._ExpressionParser, module.parse_symbolic_expression
-        parser._parse_unary = parse_unary
-        parser._parse_primary = partialmethod(parse_primary, old=parser._parse_primary)
-        module.parse_symbolic_expression = lru_cache(TEXTS)(partial(parse_all, old=whole))
-
-
-def _may_be_zero(expression: Any) -> Any:
-    if not expression.is_Symbol:
-        return expression
-    return type(expression)(expression.name, integer=True, nonnegative=True)
-
-
-_mend_parsers()

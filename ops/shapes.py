@@ -27,7 +27,7 @@ from graphgen.ops.attention import expect_heads, expect_one_batch
 from graphgen.ops.linalg import labels_of
 from graphgen.ops.quantized import expect_scales
 from graphgen.ops.spatial_shapes import give_up
-from graphgen.rounded import FileSizes
+from graphgen.rounded import FileSizes, smallest
 from graphgen.traits import Trait
 
 _NEVER_ONE = re.compile(r"([2-9]|\d\d+)(\*\w+)?")
@@ -72,7 +72,7 @@ def broadcast(shapes: Sequence[ir.Shape], context: ShapeInferenceContext) -> ir.
 def _decisive(dims: Sequence[Dim]) -> Dim | None:
     """The dimension that the result has, though others may be 1: it is not, unless all are."""
     for dim in dims:
-        if _NEVER_ONE.fullmatch(str(dim)):
+        if _is_above_one(dim):
             return dim
         name = str(dim)
         rest = found[1] if (found := _CUT.fullmatch(name)) else name
@@ -81,6 +81,11 @@ def _decisive(dims: Sequence[Dim]) -> Dim | None:
         if name.isidentifier() and all(_is_one_with(name, str(other)) for other in dims):
             return dim
     return None
+
+
+def _is_above_one(size: Dim) -> bool:
+    """Whether a size is never 1, and 0 only where it is a multiple."""
+    return bool(_NEVER_ONE.fullmatch(str(size))) or smallest(str(size)) > 1
 
 
 @lru_cache(TEXTS)
@@ -99,7 +104,7 @@ def broadcast_partner(dims: Sequence[Dim]) -> Dim | None:
     Min(n, s) equals s in this sense: if they differ, it is not 1, so nothing broadcasts. Slicing a
     table of n positions gives such a size. Nor is 4*b ever 1.
     """
-    if all(_NEVER_ONE.fullmatch(str(dim)) for dim in dims):
+    if all(map(_is_above_one, dims)):
         return dims[0]
     for dim in dims:
         cut = re.compile(rf"Min\((\d{{2,}}|[2-9]), {re.escape(str(dim))}\)")

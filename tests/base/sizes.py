@@ -764,7 +764,47 @@ CONTROL = [
         "{ e = Add (c, d) f = Mul (c, d) }> (s, w)",
     ),
 ]
+N8, NK = "n=5; n=1; n=8; n=17; n=0", "n=5 m=3; n=1 m=9; n=8 m=8; n=0 m=2"
+BLOCK = "s = Shape (x) k = Gather (s, #[0]) m = Mod (k, #[8]) p = Sub (#[8], m) "
+BLOCKS = [
+    Case(
+        X,
+        N8,
+        BLOCK + "l = Concat <axis = 0> (#[0, 0], p, #[0]) y = Pad (x, l) t = Add (k, p) "
+        "b = Div (t, #[8]) c = Concat <axis = 0> (b, #[8, 4]) u = Reshape (y, c) "
+        "v = Reshape (u, #[-1, 4]) w = Slice (v, #[0], k, #[0]) z = Add (w, x) "
+        "e = Concat <axis = 0> (#[0], k) f = ConstantOfShape (e) d = Min (k, t)",
+    ),
+    Case(
+        XM,
+        NM,
+        BLOCK + "o = Mod (p, #[8]) l = Concat <axis = 0> (#[0, 1, 2], o) t = Reshape (l, #[-1, 2]) "
+        "r = Slice (t, #[-1], #[-9223372036854775807], #[0], #[-1]) "
+        "q = Transpose <perm = [1, 0]> (r) a = Reshape (q, #[-1]) y = Pad (x, a)",
+    ),
+    Case(
+        X,
+        N8,
+        "s = Shape (x) k = Gather (s, #0) a = Sub (k, #5) b = Mod (a, #4) "
+        "c = Mod <fmod = 1> (a, #4) d = Mod (k, #-3) e = Mod <fmod = 1> (k, #3) "
+        "f = Sub (k, e) g = Range (f, k, #1) h = Range (#0, b, #1) i = Abs (c) "
+        "j = Range (#0, i, #1)",
+    ),
+    Case(
+        "float[n, 4] x, float[m, 4] z",
+        NK,
+        BLOCK + "l = Concat <axis = 0> (#[0, 0], p, #[0]) y = Pad (x, l) t = Sub (p, #[1]) "
+        "a = Concat <axis = 0> (#[0, 0], t, #[0]) b = Pad (x, a) c = Slice (b, #[0], k, #[0]) "
+        "d = Slice (y, k, #[9], #[0]) e = Slice (z, #[0], m, #[0])",
+    ),
+    Case(
+        "float[n, 4] x, float[m, 4] z",
+        "n=1 m=8; n=9 m=1; n=9 m=16; n=0 m=1",
+        BLOCK + "l = Concat <axis = 0> (#[0, 0], p, #[0]) y = Pad (x, l) a = Add (y, z)",
+    ),
+]
 CASES = {
+    "blocks": BLOCKS,
     "slice": SLICES,
     "empty": EMPTY,
     "expand": EXPANDED,

@@ -1,6 +1,7 @@
 """Sizes behind convolutions, which exporters compute from those of inputs."""
 
 import itertools
+import math
 import subprocess
 import sys
 from typing import Any
@@ -18,7 +19,7 @@ from graphgen.graph import count_operators
 from graphgen.op import TABLE
 from graphgen.ops.numbers_of_sizes import size_at
 from graphgen.passes import optimize
-from graphgen.rounded import flattened
+from graphgen.rounded import flattened, smallest
 
 H, D = 4, 8
 RNG = np.random.default_rng(7)
@@ -120,6 +121,80 @@ def test_less_than_half_of_a_length_is_another_size() -> None:
     best = optimize(as_in_a_file(lambda x: squeezed(x, 4), x=gg.float32["b", "n"]))
     [site] = next(p.sites for p in best.report.passes if p.name == "fuse_attention")
     assert "4 heads" not in site.reason
+
+
+def in_blocks(x: Any, by: int, *, in_table: bool) -> Any:
+    """Attention to rows that were padded to blocks of 8, computed by block, and cut again.
+
+    Torch's exporters write the pads as a list, and as a table that is turned.
+    """
+    n = TABLE["", "Shape"](x, start=1, end=2)
+    batch = TABLE["", "Shape"](x, start=0, end=1)
+    more = np.array([by]) - TABLE["", "Mod"](n, np.array([8]))
+    if in_table:
+        pads = ops.concat(np.zeros(3, int), more, np.zeros(2, int), axis=0)
+        table = TABLE["", "Slice"](ops.reshape(pads, [-1, 2]), [-1], [-(2**63) + 1], [0], [-1])
+        pads = ops.reshape(ops.transpose(table, perm=[1, 0]), [-1])
+    else:
+        pads = ops.concat(np.zeros(4, int), more, np.zeros(1, int), axis=0)
+    y = TABLE["", "Pad"](x, pads)
+    blocks = ops.concat(batch, quotient(n + more, 0, 8), np.array([8, H * D]), axis=0)
+    y = TABLE["", "Reshape"](y, blocks, allowzero=1)
+    y = TABLE["", "Reshape"](
+        y - ops.reduce_mean(y, [2]),
+        ops.concat(batch, n + more, np.array([H * D]), axis=0),
+        allowzero=1,
+    )
+    y = TABLE["", "Slice"](y, [0], n, [1])
+    sizes = ops.concat(batch, n, np.array([-1, D]), axis=0)
+    k = ops.transpose(TABLE["", "Reshape"](y, sizes, allowzero=1), perm=[0, 2, 1, 3])
+    q = ops.split_heads(x, H)
+    return ops.merge_heads(ops.softmax(q @ ops.swap_last(k) * 0.3) @ k)
+
+
+@pytest.mark.parametrize("in_table", [False, True])
+def test_rows_that_were_padded_to_blocks_are_as_many_as_before(in_table: bool) -> None:
+    model = as_in_a_file(
+        lambda x: in_blocks(x, 8, in_table=in_table), x=gg.float32["b", "n", H * D]
+    )
+    best = optimize(model)
+    counts = count_operators(best.model)
+    assert counts["Attention"] == 1 and "Softmax" not in counts
+    [site] = next(p.sites for p in best.report.passes if p.name == "fuse_attention")
+    assert site.reason == "4 heads, no mask"
+    for n in (1, 7, 8, 20):
+        x = RNG.normal(0.0, 1.0, (2, n, H * D)).astype(np.float32)
+        (wanted,), (given,) = run_plain(model, {"x": x}), run_plain(best.model, {"x": x})
+        assert relative_rms(wanted, given) < ROUNDING
+
+
+def test_of_rows_that_were_cut_to_blocks_nothing_is_known() -> None:
+    """Of 15 rows, 8 are left."""
+    model = as_in_a_file(lambda x: in_blocks(x, 0, in_table=False), x=gg.float32["b", "n", H * D])
+    best = optimize(model)
+    assert "Attention" not in count_operators(best.model)
+
+
+@pytest.mark.parametrize(
+    ("size", "wanted"),
+    [
+        ("8*floor(n/8) + 8 - n", 1),
+        ("8*floor(n/8) + 7 - n", 0),
+        ("n - 8*floor(n/8)", 0),
+        ("8*floor((n - 3)/8) + 8 - n", -2),
+        ("floor((n - 1)/2)", -1),
+        ("floor(n/2) - floor(n/3)", 0),
+        ("8*floor(n/8) + 9 - n + m", 2),
+        ("floor(n*m/8)*8 + 8 - n*m", 1),
+        ("n - 3*floor(n/2)", None),
+        ("floor(n/8) - m", None),
+    ],
+)
+def test_the_least_of_a_size_holds_for_all_numbers(size: str, wanted: int | None) -> None:
+    least, dim = smallest(size), ir.SymbolicDim(size)
+    assert least == (-math.inf if wanted is None else wanted)
+    for n, m in itertools.product(range(40), (0, 1, 3)):
+        assert least <= int(dim.evaluate({"n": n, "m": m}))
 
 
 def test_a_difference_that_may_be_below_zero_is_rounded_toward_zero() -> None:
