@@ -198,15 +198,22 @@ LENGTHS = "graphgen.lengths"
 @uncollected
 def infer_model(model: ir.Model) -> Any:
     """Infer types and shapes of every value; return the context with shape values."""
-    context = _inferred(model, dict.fromkeys(model.graph.meta.get(LENGTHS, ()), 1))
-    least = {
-        size: bound
-        for size, bound in context.least.items()
-        if not any(map(context.is_generated_symbol, re.findall(r"\w+", size)))
-    }
-    if any(least.get(size, bound - 1) >= bound for size, bound in context.asked.items()):
-        return _inferred(model, least)  # a size is computed above what shows how small it can be
+    least = dict.fromkeys(model.graph.meta.get(LENGTHS, ()), 1)
+    context = _inferred(model, least)
+    for _ in range(_MOST_AGAIN):  # a size is computed above what shows how small it can be
+        least = {
+            size: bound
+            for size, bound in context.least.items()
+            if not any(map(context.is_generated_symbol, re.findall(r"\w+", size)))
+        }
+        if not any(least.get(size, bound - 1) >= bound for size, bound in context.asked.items()):
+            break
+        context = _inferred(model, least)
     return context
+
+
+_MOST_AGAIN = 3
+"""What one inference shows, the next may build on: how short a signal is, then half of it."""
 
 
 def _inferred(model: ir.Model, least: dict[str, int]) -> FileSizes:

@@ -27,6 +27,9 @@ class FileSizes(ShapeInferenceContext):
         """Note that a size is at least this in every run."""
         number, rest = _parts(str(size))
         self.least[rest] = max(least - number, self.least.get(rest, least - number))
+        if (inside := _inside(rest, least - number)) is not None:
+            symbol, bound = inside
+            self.least[symbol] = max(bound, self.least.get(symbol, bound))
 
     def is_at_least(self, size: int | ir.SymbolicDim, least: int, *, later: bool = False) -> bool:
         """Whether a size is known to be at least this in every run.
@@ -37,8 +40,11 @@ class FileSizes(ShapeInferenceContext):
         bound = 0 if rest == "0" else self.least.get(rest)
         if (bound is not None and bound >= least - number) or smallest(str(size)) >= least:
             return True
+        wanted, bound = _inside(rest, least - number) or (rest, least - number)
+        if wanted != rest and self.least.get(wanted, 0) >= bound:
+            return True
         if later:
-            self.asked[rest] = min(least - number, self.asked.get(rest, least - number))
+            self.asked[wanted] = min(bound, self.asked.get(wanted, bound))
         return False
 
 
@@ -52,6 +58,21 @@ def _parts(size: str) -> tuple[int, str]:
     except ValueError:  # no expression
         return 0, size
     return (int(number), str(rest)) if number.is_Integer else (0, size)
+
+
+@lru_cache(1 << 12)
+def _inside(size: str, least: int) -> tuple[str, int] | None:
+    """The symbol n of ⌊a·n + b⌋ with a > 0, and how large it is where that is at least a number."""
+    if not size.startswith("floor("):
+        return None
+    expression: Any = ir.SymbolicDim(size)._expr
+    if expression.func.__name__ != "floor":
+        return None
+    number, rest = expression.args[0].expand().as_coeff_Add()
+    factor, symbol = rest.as_coeff_Mul()
+    if not (symbol.is_Symbol and factor.is_Rational and number.is_Rational and factor > 0):
+        return None
+    return symbol.name, math.ceil((least - number) / factor)
 
 
 @lru_cache(1 << 12)

@@ -45,7 +45,7 @@ def _choose_sizes(node: ir.Node, context: ShapeInferenceContext) -> None:
             chosen = [a if condition else b for condition, a, b in rows]
             context.set_symbolic_value(node.outputs[0], chosen)
         return
-    answers = [_equal(a, b) for a, b in rows]
+    answers = [_equal(a, b, context) for a, b in rows]
     if None not in answers:
         context.set_symbolic_value(node.outputs[0], [int(bool(a)) for a in answers])
 
@@ -151,12 +151,13 @@ def _is_at_least(
     )
 
 
-def _equal(a: Dim, b: Dim) -> bool | None:
+def _equal(a: Dim, b: Dim, context: ShapeInferenceContext) -> bool | None:
     """Whether two sizes are equal, or None if unknown; a size is never negative."""
     if same_dim(a, b):
         return True
     fixed, size = (a, b) if isinstance(a, int) else (b, a)
-    negative = isinstance(fixed, int) and fixed < 0 and _is_size(size)
+    below = isinstance(fixed, int) and fixed < 0
+    negative = below and _is_at_least(size, 0, context, later=True)
     return False if negative or (isinstance(a, int) and isinstance(b, int)) else None
 
 
@@ -317,6 +318,10 @@ def _reshape(node: ir.Node, context: ShapeInferenceContext) -> None:
     doubtful = [i for i, d in enumerate(wanted) if not is_sure(d)]
     if doubtful and not _same_product(x.shape.dims, tuple(wanted)):
         give_up(y, [*doubtful, *(i for i, d in enumerate(wanted) if d == -1)], context)
+    if isinstance(context, FileSizes) and node.graph is context.graph and exact and -1 in wanted:
+        for d in wanted:  # beside a size of 0 the runtime cannot tell what -1 is
+            if isinstance(d, ir.SymbolicDim) and d.value not in (None, "None"):
+                context.note(d, 1)
     pairs = zip(wanted, [*x.shape, *wanted], strict=False)
     plain = exact or all(isinstance(d, int) or same_dim(d, kept) for d, kept in pairs)
     if isinstance(context, FileSizes) and not (plain and (exact or -1 not in wanted)):

@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_shape_inference import ShapeInferenceContext, registry
 
-from graphgen.forms import dim_of, simplified
+from graphgen.forms import MADE_UP, dim_of, simplified
 from graphgen.infer import (
     OPSET,
     DeclaredSizes,
@@ -71,7 +71,9 @@ def _pool(node: ir.Node, context: ShapeInferenceContext) -> None:
         axis, reach = 2 + i, apart[i] * (windows[i] - 1) + 1 - pads[i] - pads[axes + i]
         known = exact and reach <= stride and node.outputs[0].shape is not None
         others = ir.Shape([d for j, d in enumerate(x.shape.dims) if j != axis]).free_symbols()
-        least = 1 if others & ir.Shape([x.shape[axis]]).free_symbols() else 2
+        own = ir.Shape([x.shape[axis]]).free_symbols()
+        together = others & own or (others and any(map(MADE_UP.search, others | own)))
+        least = 1 if together or 0 in x.shape.dims else 2
         fixed = isinstance(x.shape[axis], int)
         for value in [] if fixed and isinstance(context, DeclaredSizes) else node.outputs:
             if known and reach >= least and value.shape is not None:

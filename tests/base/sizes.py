@@ -803,6 +803,33 @@ BLOCKS = [
         BLOCK + "l = Concat <axis = 0> (#[0, 0], p, #[0]) y = Pad (x, l) a = Add (y, z)",
     ),
 ]
+BLOCKS += [
+    Case(
+        "float[1, 1, n] x, float[1, 1, 3] w, float[1] v",
+        "n=3; n=4; n=8",
+        "y = Conv <strides = [2]> (x, w) s = Shape (y) e = Equal (s, #[-1, -1, -1]) "
+        "o = Where (e, #[1, 1, 1], s) z = Expand (v, o)",
+    ),
+    *(
+        Case(
+            "float[n, 16] x",
+            bindings,
+            "s = Shape (x) k = Gather (s, #0) a = Sub (k, #2) b = Div (a, #2) c = Add (b, #1) "
+            "r = Range (#0, c, #1) h = Div (k, #2) u = Unsqueeze (h, #[0]) "
+            f"t = Concat <axis = 0> (#[-1], u) y = Reshape <allowzero = {exact}> (x, t)",
+        )
+        for exact, bindings in ((1, "n=2; n=3; n=4; n=8"), (0, "n=1; n=2; n=3; n=8"))
+    ),
+]
+POOLS += [
+    Case(
+        "float[n, 2, m] x",
+        "n=3 m=2; n=1 m=1",
+        "s = Shape (x) z = Sub (s, s) a = Abs (z) t = Tile (x, a) "
+        f"y = {op} <kernel_shape = [1], strides = [2]> (t)",
+    )
+    for op in ("MaxPool", "AveragePool", "LpPool")
+]
 CASES = {
     "blocks": BLOCKS,
     "slice": SLICES,

@@ -197,6 +197,56 @@ def test_the_least_of_a_size_holds_for_all_numbers(size: str, wanted: int | None
         assert least <= int(dim.evaluate({"n": n, "m": m}))
 
 
+def counted(x: Any, *, exact: int) -> Any:
+    """Half of n and a quarter, as exporters compute them; reshapes run with as many columns."""
+    n = TABLE["", "Shape"](x, start=0, end=1)
+    half, same_half = quotient(n, 0, 2), quotient(n, 2, 2) + np.array([1])
+    quarter, same_quarter = quotient(same_half, 0, 2), quotient(same_half, 2, 2) + np.array([1])
+    counts = [
+        TABLE["", "Range"](np.array(0), ops.squeeze(size, [0]), np.array(1))
+        for size in (same_half, same_quarter)
+    ]
+    reshaped = [
+        TABLE["", "Reshape"](x, ops.concat(np.array([-1]), size, axis=0), allowzero=exact)
+        for size in (half, quarter)
+    ]
+    return (*counts, *reshaped)
+
+
+def test_beside_a_size_that_is_left_open_no_other_is_0() -> None:
+    """One reshape shows that n is 2 or more, with that the next one that it is 4 or more."""
+    model = as_in_a_file(lambda x: counted(x, exact=1), x=gg.float32["n", 16])
+    infer_model(model)
+    shapes = [str(y.shape) for y in model.graph.outputs[:2]]
+    assert shapes == ["[floor(n/2)]", "[floor(n/4)]"]
+    for n in (4, 8):
+        found = run_plain(model, {"x": np.ones((n, 16), np.float32)})
+        assert [y.shape for y in found[:2]] == [(n // 2,), (n // 4,)]
+
+
+def test_a_size_of_0_may_be_that_of_the_operand() -> None:
+    """Of one row, a half is 0, which is 16 columns; calculated otherwise it is 1."""
+    model = as_in_a_file(lambda x: counted(x, exact=0), x=gg.float32["n", 16])
+    infer_model(model)
+    assert [str(y.shape) for y in model.graph.outputs[:1]] != ["[floor(n/2)]"]
+    found = run_plain(model, {"x": np.ones((1, 16), np.float32)})
+    assert [y.shape for y in found] == [(1,), (1,), (1, 16), (1, 16)]
+
+
+def test_a_length_behind_a_convolution_is_not_minus_one() -> None:
+    """TorchScript's `expand` asks which of the sizes are -1."""
+
+    def body(x: Any) -> Any:
+        y = ops.conv(ops.unsqueeze(x, [1]), KERNELS[0], strides=[3])
+        sizes = TABLE["", "Shape"](y, start=2)
+        asked = TABLE["", "Equal"](sizes, np.array([-1]))
+        return TABLE["", "Expand"](np.ones(1, np.float32), ops.where(asked, np.array([1]), sizes))
+
+    model = as_in_a_file(body, x=gg.float32["b", "n"])
+    infer_model(model)
+    assert str(model.graph.outputs[0].shape) == "[floor(n/3 + 1/3) - 1]"
+
+
 def test_a_difference_that_may_be_below_zero_is_rounded_toward_zero() -> None:
     def body(x: Any) -> Any:
         n = TABLE["", "Shape"](x, start=0, end=1)
