@@ -87,6 +87,14 @@ WRONG = {
     ),
     "a macro in itself": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError: "),
     "a large text": ("{{ 'a' * 10 ** 9 }}", r"SecurityError: a result of \* is too large"),
+    "a large text of others": (
+        "{{ range(99999) | map('string') | join('a' * 10 ** 6) }}",
+        "SecurityError: a result of (sync_do_|do_)?join is too large",
+    ),
+    "a large text of numbers": (
+        "{{ range(99999) | join('a' * 10 ** 6) }}",
+        "SecurityError: a result of (sync_do_|do_)?join is too large",
+    ),
     "a large number": ("{{ 9 ** 9 ** 9 }}", r"SecurityError: a result of \*\* is too large"),
     "a way out": ("{{ ''.__class__.__mro__ }}", "SecurityError: access to attribute '__class__'"),
     "a division": ("{{ 1 // 0 }}", "ZeroDivisionError: "),

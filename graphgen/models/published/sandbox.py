@@ -5,7 +5,7 @@ import math
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from functools import wraps
 from types import FrameType
@@ -73,7 +73,7 @@ def _peak() -> int:
 
 def _size(value: Any) -> int:
     """What a value counts when a result may be as large as the product of the values given."""
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple | range):
         return sum(len(x) + 1 if isinstance(x, str) else 1 for x in value)
     return len(value) if isinstance(value, str) else 1
 
@@ -83,6 +83,7 @@ def _bounded(function: Any) -> Any:
 
     @wraps(function, updated=("__dict__",) if hasattr(function, "__dict__") else ())
     def call(*given: Any, **named: Any) -> Any:
+        given = tuple([*x] if isinstance(x, Iterator) else x for x in given)  # to be counted
         values = [getattr(function, "__self__", None), *given, *named.values()]
         numbers = [abs(value) for value in values if isinstance(value, int | float)]
         most = math.prod(max(1, size) for size in (*numbers, *map(_size, values)))
