@@ -127,11 +127,13 @@ def _chosen(operator: str, elements: tuple[Dim, ...]) -> Dim | None:
     """The smallest or largest in short form, or None if some are unknown or this would be long."""
     texts = [spread(str(element)) for element in elements]
     if operator == "Min" and len(texts) == 2:
-        texts = [t] if (t := shorter(*texts)) in texts else texts
+        least = shorter(*texts)
+        texts = [least] if least in texts else texts
     nested = sum(text.count("Max(") + text.count("Min(") for text in texts)
     if nested > _MOST_NESTED or any(re.search(rf"\bNone\b|\b{ELEMENT}", text) for text in texts):
         return None
-    short = simplified(str(dim_of(f"{operator}({', '.join(texts)})")))
+    whole = f"{operator}({', '.join(texts)})" if len(texts) > 1 else texts[0]  # Min(-3) stays one
+    short = simplified(str(dim_of(whole)))
     return ir.SymbolicDim(short) if isinstance(short, str) else short
 
 

@@ -163,6 +163,7 @@ EXPANDED = [
 ]
 
 BROADCASTS = [
+    Case("float[n] x", N, "a, b = Split <num_outputs = 2> (x) s = Size (b) y = Min (s, #-3)"),
     Case(XZ, BOTH, "y = Add (x, z) u = Mul (x, y) s = Shape (y) a = Min (x, z) b = Pow (x, z)"),
     Case("float[n] x, float[5] z", "n=5; n=1", "y = Add (x, z) u = Sum (x, z) v = Max (z, x)"),
     Case(
