@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx_ir as ir
@@ -34,12 +34,14 @@ from fusion import first_line, relative_rms
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
-from small_models import Small, floats, small_model
 
 import graphgen as gg
 from graphgen.export.write import to_bytes
 from graphgen.processor import processor
 from graphgen.runtime import Session
+
+if TYPE_CHECKING:
+    from shrink import Small
 
 WRONG = 1e-5  # relative RMS in float32, at each of the sizes
 SIZES = ((2, 12), (3, 16), (1, 21))  # rows and tokens; exported with the first
@@ -67,7 +69,7 @@ class Row:
         return self.problem.startswith("graphgen: ") or not self.error <= WRONG
 
 
-def free_axes(small: Small) -> dict[str, dict[int, str]]:
+def free_axes(small: "Small") -> dict[str, dict[int, str]]:
     """Which axes of the inputs have another size for other rows and tokens, with a name each."""
     one, other = (
         {name: tuple(x.shape) for name, x in small.inputs(*sizes).items()} for sizes in SIZES[:2]
@@ -83,7 +85,7 @@ def free_axes(small: Small) -> dict[str, dict[int, str]]:
     }
 
 
-def export(whole: Any, small: Small, exporter: str, path: Path) -> None:
+def export(whole: Any, small: "Small", exporter: str, path: Path) -> None:
     """Write the file with free rows and lengths; with fewer free sizes if that fails."""
     import torch
 
@@ -139,9 +141,10 @@ def norms_left(graph: ir.Graph) -> int:
     return sum(of_mean(node.inputs[0], 3) for node in roots)
 
 
-def exported(row: Row, path: Path) -> tuple[Any, Small, Session]:
+def exported(row: Row, path: Path) -> tuple[Any, "Small", Session]:
     """The model with positional inputs, how to feed it, and its file in a session."""
     import torch
+    from shrink import floats, small_model
 
     small = small_model(row.kind, "eager" if row.exporter == "torchscript" else "sdpa")
     names = [*small.inputs(*SIZES[0])]
