@@ -34,8 +34,11 @@ from graphgen.ops.quantized import dynamic_quantize_linear, dynamic_quantize_mat
 from graphgen.passes import optimize
 from graphgen.passes.caching import with_cache
 from graphgen.passes.decoding import CAPACITY, in_place, keep_last, lacks
+from graphgen.passes.integer_attention import attend_by_products
+from graphgen.providers import CUDA
 from graphgen.runtime import QUIET, Provider, Session, import_runtime
 from graphgen.targets import target as find_target
+from graphgen.targets.kernels import products_pay
 from graphgen.version import minor
 
 _FOLDER = "session.model_external_initializers_file_folder_path"
@@ -128,7 +131,7 @@ def open_decoder(
         return Growing(session, chunk, placed.reason, _bound(graph, in_folder=in_folder))
     placed = _for_webgpu(placed) if webgpu else placed.clone()
     keep_last(placed, several=True)
-    session = session_on(placed, path, **how)
+    session = session_on(_by_products(placed, provider), path, **how)
     reader = None
     if adapter is None and adapters is None and session.plan.device == "cpu":
         beside = path.with_name(Path(PROMPTS).name) if path is not None and in_folder else None
@@ -160,13 +163,19 @@ def _reader(
         if isinstance(placed, Miss):
             raise GraphgenError(f"{who}: {placed.reason}; build the folder again")
         keep_last(placed, several=True)
-        found = session_on(placed, path, **how)
+        found = session_on(_by_products(placed, how["provider"]), path, **how)
         if (found.inputs, found.outputs) != (session.inputs, session.outputs):
             problem = "its inputs and outputs are not those of the model beside it"
             raise GraphgenError(f"{who}: {problem}; build the folder again")
         return found
 
     return Reader(open_it, int(told))
+
+
+def _by_products(model: ir.Model, provider: Provider | None) -> ir.Model:
+    """With attention to a cache of int8 by products of integers, where it runs and pays."""
+    on_cpu = provider == "cpu" or CUDA not in import_runtime().get_available_providers()
+    return attend_by_products(model, products_pay) if on_cpu and provider != "webgpu" else model
 
 
 def _bound(model: ir.Model, *, in_folder: bool) -> str:

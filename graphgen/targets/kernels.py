@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import onnx_ir as ir
 
 from graphgen.infer import describe, same_dim
+from graphgen.processor import processor
 from graphgen.targets.webgpu import FAULTS, Fault, operand
 
 EIGHT_BITS = (1, 23)
@@ -159,6 +160,28 @@ def measured() -> dict[str, Any]:
         files("graphgen.targets").joinpath("pays.json").read_text("utf-8")
     )
     return table
+
+
+_GAINS = 0.85  # of the operator's time: a buffer that is not full has to be copied, too
+
+
+def products_pay(queries: int, features: int) -> bool:
+    """Whether an int8 cache is read faster by products of integers, to one more token.
+
+    `queries` heads share one of keys, with that many features; between two measured sizes, both
+    have to be faster. Figures of bench/int8_cache.py, for processors that have the same products of
+    int8 as this one.
+    """
+    text = files("graphgen.targets").joinpath("int8_cache.json").read_text("utf-8")
+    known = json.loads(text).get(processor().int8, {}).get("ratios", {})
+    sizes = sorted(map(int, known))
+    around = {max((s for s in sizes if s <= features), default=0)}
+    around.add(min((s for s in sizes if s >= features), default=0))
+    ratios = list[float]()
+    for size in around:
+        rows = {int(n): ratio for n, ratio in known.get(str(size), {}).items()}
+        ratios.append(rows.get(max((n for n in rows if n <= queries), default=0), 1.0))
+    return max(ratios) <= _GAINS
 
 
 def ratios_of(node: ir.Node, where: str) -> tuple[str, dict[int, float]]:

@@ -13,6 +13,7 @@ import graphgen as gg
 from graphgen.commands import main
 from graphgen.errors import GraphgenError
 from graphgen.export.write import to_bytes
+from graphgen.generation import decoder as decoders
 from graphgen.generation.decoder import open_decoder
 from graphgen.generation.few_bits import int8_cache
 from graphgen.generation.quality import quality
@@ -76,6 +77,24 @@ def test_rows_do_not_depend_on_their_mates_nor_on_chunks(decoder: ir.Model) -> N
         both, one = (
             d.step(TOKENS[2, step : step + 1].repeat(n)) for d, n in ((together, 2), (single, 1))
         )
+
+
+def test_products_of_integers_change_no_token(
+    decoder: ir.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = int8_cache(decoder, TOKENS)
+    prompts = [TOKENS[0].tolist() * 2, TOKENS[1, :7].tolist()]
+    ways: tuple[dict[str, Any], ...] = (
+        {},
+        {"beams": 3},
+        {"speculate": "prompt-lookup"},
+    )
+    wanted = [list(gg.generate(model, prompts, max_new_tokens=12, **way)) for way in ways]
+    monkeypatch.setattr(decoders, "products_pay", lambda queries, features: True)
+    kinds = {x.dtype for x in open_decoder(model, provider="cpu").caches.values()}
+    assert kinds == {np.dtype(np.uint8), np.dtype(np.int8)}
+    for way, found in zip(ways, wanted, strict=True):
+        assert list(gg.generate(model, prompts, max_new_tokens=12, **way)) == found
 
 
 def test_an_old_runtime_is_told_apart(decoder: ir.Model, monkeypatch: pytest.MonkeyPatch) -> None:
