@@ -40,7 +40,10 @@ def dim(x: Tensor, axis: int) -> Size | int:
     if sizes is not None and isinstance(size := size_at(x, axis), int):
         return size
     axis = axis if sizes is None else axis % len(sizes)
-    return size_from(_shape(x, start=axis, end=None if axis == -1 else axis + 1))
+    made = _shape(x, start=axis, end=None if axis == -1 else axis + 1)
+    if isinstance(made, Value):  # of a tensor of unknown rank, inference takes it for a list
+        made.value.shape = ir.Shape([1])
+    return size_from(made)
 
 
 def size_from(made: Tensor, *, signed: bool = False) -> Size:
