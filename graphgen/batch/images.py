@@ -1,6 +1,7 @@
 """Rows that are images: files, in the size and scale of preprocessor_config.json."""
 
 import importlib
+import math
 import re
 import warnings
 from collections.abc import Sequence
@@ -20,6 +21,12 @@ _FILTERS = range(6)
 """How Pillow numbers its filters: 2 is the bilinear one."""
 
 _MODES = {1: "L", 3: "RGB"}
+
+_WIDE = ("I", "F")
+"""How Pillow's modes of more than 8 bits a channel begin; their numbers do not become 0 to 255."""
+
+_MOST = 1 << 27
+"""The largest number of pixels that an image is resized to."""
 
 _CLIP = {
     "resample": 3,
@@ -141,7 +148,18 @@ class Images:
             if self.missing:
                 raise GraphgenError(f"{where}: {self.missing}")
             image = Image(where, self.base / path, None)
-            _open(image).close()
+            with _open(image) as opened:
+                if opened.mode.startswith(_WIDE):
+                    raise GraphgenError(
+                        f"{where}: {image.file} has more than 8 bits a channel, which would be cut "
+                        "off at 255; convert it to 8 bits"
+                    )
+                size = self._resized(opened.size) if self.resize else (1, 1)
+                if math.prod(size) > _MOST:
+                    raise GraphgenError(
+                        f"{where}: {image.file}, {opened.width:,} x {opened.height:,} pixels, would "
+                        f"be resized to {size[0]:,} x {size[1]:,}; give at most {_MOST:,} pixels"
+                    )
             return image
         try:
             array: Array = np.array(pixels, np.float32)

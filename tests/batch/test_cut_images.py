@@ -65,3 +65,22 @@ def test_damaged_exif_data_gives_no_warning(tmp_path: Path) -> None:
     images = Images(tmp_path, ["batch", 3, 4, 4], tmp_path)
     [found] = images.feeds([images.look({"image": "a.jpg"}, "row 1")])["pixel_values"]
     assert np.abs(found - 200).max() <= 1
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.int32, np.float32])
+def test_more_than_8_bits_are_refused(dtype: type, tmp_path: Path) -> None:
+    """Pillow would cut them off at 255: nearly all of a 16-bit image would be white."""
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(PLAIN))
+    images = Images(tmp_path, ["batch", 3, 224, 224], tmp_path)
+    PIL.fromarray(np.full((4, 4), 3000, dtype)).save(tmp_path / "a.tif")
+    with pytest.raises(GraphgenError, match=r"row 1: .*a.tif has more than 8 bits a channel"):
+        images.look({"image": "a.tif"}, "row 1")
+
+
+def test_a_thin_image_does_not_fill_the_memory(tmp_path: Path) -> None:
+    fields = {"image_processor_type": "CLIPImageProcessor"}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(PLAIN | fields))
+    images = Images(tmp_path, ["batch", 3, 224, 224], tmp_path)
+    PIL.new("L", (65000, 1)).save(tmp_path / "a.png")
+    with pytest.raises(GraphgenError, match="65,000 x 1 pixels, would be resized to 14,560,000 x"):
+        images.look({"image": "a.png"}, "row 1")
