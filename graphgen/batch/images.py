@@ -154,12 +154,13 @@ class Images:
                         f"{where}: {image.file} has more than 8 bits a channel, which would be cut "
                         "off at 255; convert it to 8 bits"
                     )
-                size = self._resized(opened.size) if self.resize else (1, 1)
-                if math.prod(size) > _MOST:
-                    raise GraphgenError(
-                        f"{where}: {image.file}, {opened.width:,} x {opened.height:,} pixels, would "
-                        f"be resized to {size[0]:,} x {size[1]:,}; give at most {_MOST:,} pixels"
-                    )
+                given = opened.size
+            size = self._resized(given) if self.resize else (1, 1)
+            if math.prod(size) > _MOST:
+                raise GraphgenError(
+                    f"{where}: {image.file}, {given[0]:,} x {given[1]:,} pixels, would be resized "
+                    f"to {size[0]:,} x {size[1]:,}; give at most {_MOST:,} pixels"
+                )
             return image
         try:
             array: Array = np.array(pixels, np.float32)
