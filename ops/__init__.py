@@ -42,6 +42,7 @@ from graphgen.ops.activation import (
 from graphgen.ops.attention import (
     attention,
     attention_with_weights,
+    causal_attention,
     causal_mask,
     merge_heads,
     scaled_dot_product_attention,
@@ -239,6 +240,7 @@ __all__ = [
     "block_sparse_attention",
     "cast",
     "cast_like",
+    "causal_attention",
     "causal_mask",
     "ceil",
     "clip",
