@@ -41,6 +41,9 @@ _RANGES: dict[str, tuple[type, float, float]] = {
 }
 """The options that are numbers: their type, the least and the largest value."""
 
+_KINDS = {"language": str, "translate": bool, "timestamps": bool, "renormalize_logits": bool}
+"""The options that are a text, True or False."""
+
 _TOKENS = ("stop", "suppress_tokens", "begin_suppress_tokens", "forced_bos", "forced_eos", "eos")
 """Options that are one or more tokens; `stop` may also have strings."""
 
@@ -158,7 +161,7 @@ class Options:
                     f"generate: {name} is {getattr(self, name)!r}; give {wanted}{user_line()}"
                 )
             object.__setattr__(self, name, found)
-        for name, kind in (("language", str), ("translate", bool), ("timestamps", bool)):
+        for name, kind in _KINDS.items():
             if not isinstance(getattr(self, name), kind):
                 wanted = "a text" if kind is str else "True or False"
                 raise GraphgenError(
@@ -263,6 +266,15 @@ def read_options(folder: Path | None, **given: Any) -> Options:
         if "bos_token_id" in fields:  # what a decoder behind an encoder begins with otherwise
             fields.setdefault("decoder_start_token_id", fields["bos_token_id"])
         options = {own: fields[name] for name, own in NAMES.items() if name in fields}
+        texts = listed(fields.get("stop_strings"))  # a number would be a token
+        for name, right, wanted in (
+            ("do_sample", type(fields.get("do_sample", False)) is bool, "true or false"),
+            ("stop_strings", all(isinstance(text, str) for text in texts), "texts"),
+        ):
+            if not right:
+                raise GraphgenError(
+                    f"{file}: {name} is {fields[name]!r:.100}; give {wanted}, or remove it"
+                )
         if fields.get("do_sample"):
             options["temperature"] = fields.get("temperature", 1.0)
             options.setdefault("top_k", 50)

@@ -542,6 +542,15 @@ def test_a_zero_is_a_value_too(folder: Path, tmp_path: Path, fields: Any) -> Non
         read_options(copied(folder, tmp_path / "a", **fields))
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("do_sample", "false"), ("do_sample", 1), ("renormalize_logits", "no"), ("stop_strings", [1])],
+)
+def test_a_field_of_another_kind_is_not_read_as_true(folder, tmp_path, name, value):
+    with pytest.raises(GraphgenError, match=f"{name} is .*; give "):
+        read_options(copied(folder, tmp_path / "a", **{name: value}))
+
+
 EMPTY: dict[str, Any] = {
     "sequence_bias": {},
     "watermarking_config": {},
