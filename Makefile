@@ -16,7 +16,7 @@ DOCS := .venv-docs
 GRAPHS ?= 2000
 SEED := $(or $(SEED),$(shell date +%s))
 EXAMPLES := $(filter-out examples/command.py,$(wildcard examples/*.py))
-QUESTIONS := $(filter-out bench/kernel_tables.py bench/probed_kernels.py bench/exports.py bench/cuda.py,$(wildcard bench/*.py))
+QUESTIONS := $(filter-out bench/kernel_tables.py bench/probed_kernels.py bench/exports.py bench/on_cuda.py bench/models_on_cuda.py,$(wildcard bench/*.py))
 CLIENT := $(BIN)/python -m pytest -m "not parity" -rs
 SWIFTSHADER := /usr/lib/chromium/vk_swiftshader_icd.json
 OLDER := 1.16.3 1.23.2 webgpu-1.25.1
@@ -27,7 +27,7 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PRECIOUS: %/bin/python
-.PHONY: help demo examples test test-newest test-clients test-trainer test-genai test-optimum test-javascript test-ray test-webgpu test-reported test-wheel fuzz fuzz-files conformance check check-wheel parity parity-smoke bench goldens docs clean
+.PHONY: help demo examples test test-newest test-clients test-trainer test-genai test-optimum test-javascript test-ray test-cuda test-webgpu test-reported test-wheel fuzz fuzz-files conformance check check-wheel parity parity-smoke bench goldens docs clean
 
 help: ## this list
 	@echo "usage: make TARGET [PYTHON=python3.12]"
@@ -74,13 +74,17 @@ test-javascript: $(VENV)/.ready-test $(VENV)/.ready-webgpu $(JAVASCRIPT)/.ready 
 test-ray: $(VENV)/.ready-test $(VENV)/.ready-ray ## batch inference on two workers of Ray, killing one
 	$(BIN)/python -m pytest -m "not parity" -rs tests/batch/test_map.py
 
+# Without a GPU the tests skip, and say so.
+test-cuda: .venv-cuda/.ready ## the CUDA provider, on a machine with a GPU
+	.venv-cuda/bin/python -m pytest -n 2 -m cuda -rs tests/devices tests/base/test_runtime.py
+
 # A GPU needs its own Vulkan driver: without Chromium's software device the tests skip, and say so.
 test-webgpu: $(VENV)/.ready-test $(VENV)/.ready-webgpu ## the WebGPU provider, on the software device that Chromium brings
 	@test -e $(SWIFTSHADER) || { command -v apt-get >/dev/null && test "$$(id -u)" = 0 && apt-get update -qq && \
 	    apt-get install -y -qq chromium libvulkan1 >/dev/null; } || echo "make: there is no $(SWIFTSHADER):" \
 	    "install chromium and libvulkan1"
 	@if test -e $(SWIFTSHADER); then export VK_ICD_FILENAMES=$(SWIFTSHADER) \
-	    ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER=1; fi; $(BIN)/python -m pytest -n 2 -m webgpu -rs tests/webgpu
+	    ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER=1; fi; $(BIN)/python -m pytest -n 2 -m webgpu -rs tests/devices
 
 test-reported: $(VENV)/.ready-test $(OLDER:%=.venv-onnxruntime-%/.ready) ## bisect finds reported faults of older onnxruntimes
 	@if test -e $(SWIFTSHADER); then export VK_ICD_FILENAMES=$(SWIFTSHADER); fi; \
@@ -167,6 +171,11 @@ $(DOCS)/.ready: pyproject.toml constraints.txt | $(DOCS)/bin/python
 $(PARITY)/.ready-%: pyproject.toml constraints.txt | $(PARITY)/bin/python
 	@echo "make: installing graphgen-onnx[cpu,$*] into $(PARITY)"
 	@$(PARITY)/bin/python $(PIP_INSTALL) -e '.[cpu,$*]'
+	@touch $@
+
+.venv-cuda/.ready: pyproject.toml constraints.txt | .venv-cuda/bin/python
+	@echo "make: installing graphgen-onnx[gpu,test] into .venv-cuda"
+	@.venv-cuda/bin/python $(PIP_INSTALL) -e '.[gpu,test]'
 	@touch $@
 
 # Without a wheel (there are none above Python 3.12) there is no client to test, and no failure.

@@ -1,4 +1,4 @@
-"""How long does a training step on the CPU take, and how much memory, next to torch?
+"""How long does a training step take, and how much memory, next to torch?
 
 Decoders of three sizes take steps of AdamW from the same weights on the same batches: graphgen's
 artifacts on the stock runtime, torch eager with its fused attention and optimizer, torch.compile,
@@ -9,7 +9,8 @@ at a time, the order reversed every round.
 `ratio` is the median over the rounds of its time over that of torch eager, with the 95 % interval
 of a bootstrap; memory is the process's peak less what it holds after its imports (from /proc, so on
 Linux only); `floor` is the share of a step's time that its matrix products would take at the speed
-of one large product. All losses must agree to 1e-3, or the row does not count.
+of one large product. All losses must agree to 1e-3, or the row does not count. With
+`--provider cuda`, steps are those of a GPU; memory and `floor` are still the host's.
 
     python bench/training.py --only small --threads 1 --seconds 30
 """
@@ -88,7 +89,8 @@ def write_artifacts(size: Size, folder: Path, recompute: str) -> float:
 def by_graphgen(folder: Path, size: Size, threads: int) -> Callable[[Any], float]:
     import graphgen as gg
 
-    trainer = gg.Trainer(folder, schedule=gg.schedule.constant(RATE), threads=threads)
+    rate, provider = gg.schedule.constant(RATE), os.environ["PROVIDER"]
+    trainer = gg.Trainer(folder, schedule=rate, threads=threads, provider=provider)
     return lambda batch: trainer.fit([batch], progress=False)[-1]["loss"]
 
 
@@ -182,11 +184,13 @@ def by_torch(folder: Path, size: Size, threads: int) -> Callable[[Any], float]:
         state[name] = torch.tensor(array.T if matrix else array)
     model.load_state_dict(state)
     del state
+    device = os.environ["PROVIDER"]
+    model.to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=DECAY, fused=True)
     run: Any = torch.compile(model) if os.environ.get("COMPILED") else model
 
     def step(batch: Any) -> float:
-        loss = run(*(torch.from_numpy(batch[n]) for n in ("input_ids", "labels")))
+        loss = run(*(torch.from_numpy(batch[n]).to(device) for n in ("input_ids", "labels")))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -272,7 +276,8 @@ def peak(threads: int) -> float:
     )
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
-    session = ort.InferenceSession(model.SerializeToString(), options)
+    cpu = ["CPUExecutionProvider"]
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=cpu)
     feeds = {name: np.ones((n, n), np.float32) for name in "ab"}
     best = np.inf
     for _ in range(50):
@@ -368,11 +373,13 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=SIZES, default=["small", "medium", "gpt2"])
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--seconds", type=float, default=60.0, help="for each size (60)")
+    parser.add_argument("--provider", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--official-python", metavar="PYTHON")
     parser.add_argument("--cpu-time", action="store_true", help="not the wall's: for busy machines")
     parser.add_argument("--contenders", nargs="+", default=(), help="of the table (all)")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
+    os.environ["PROVIDER"] = args.provider  # of the processes that are started
     from rich.console import Console
     from rich.table import Table
 

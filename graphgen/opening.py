@@ -1,11 +1,13 @@
 """How a session is opened: its options, its provider, and why the runtime refuses a file."""
 
 import contextlib
+import importlib
 import io
 import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,10 @@ _FAST_BITS = {onnx.TensorProto.INT4, onnx.TensorProto.UINT4}
 """Of these the product that does not round x is about as fast as that of floats."""
 
 _HEEDED = ("ENABLE_EXTENDED", "ENABLE_LAYOUT", "ENABLE_ALL")  # levels at which that option works
+
+_OF_CUDA = "ep.cuda."
+"""How options of the CUDA provider begin, such as use_tf32: unless that is 1, products of float32
+are those of float32, as elsewhere, and not of 10 bits."""
 
 _RESTORES = "Dequantize"
 """How the operators begin that make floats of integers."""
@@ -99,23 +105,55 @@ def open_session(
         return session, device, ""
     session, reason = None, f"this onnxruntime has no {CUDA}"
     if CUDA in ort.get_available_providers():
+        of_cuda = {k.removeprefix(_OF_CUDA): v for k, v in config.items() if _OF_CUDA in k}
         try:
-            if hasattr(ort, "preload_dlls"):  # finds the CUDA libraries that pip installed
-                with contextlib.redirect_stdout(io.StringIO()):
-                    ort.preload_dlls()
-            session = recorded(providers=[CUDA, CPU])
+            _preload(ort)
+            session = recorded(providers=[(CUDA, {"use_tf32": "0"} | of_cuda), CPU])
             reason = "the driver, CUDA or cuDNN did not load"
         except Exception as error:
             reason = runtime_message(error)
     if session is not None and CUDA in session.get_providers():
+        for fault in faults_of(who, source, None, session):
+            warn(f"{who}: {fault}")
         return session, "cuda", ""
+    broken = session is None and has_cuda()
     session = session or on_cpu()  # if the file does not load there either, CUDA is not at fault
+    if wanted == "cuda" and broken:
+        raise _load_error(who, ort, header, reason, " on cuda")
     if wanted == "cuda":
         raise GraphgenError(
             f"{who}: provider='cuda' is not available here ({reason}); uninstall onnxruntime and "
             'run `pip install "graphgen-onnx[gpu]"`, or leave `provider` out for the CPU'
         )
-    return session, "cpu", f"runs on the CPU, CUDA is not available: {reason}"
+    problem = "does not load it" if broken else "is not available"
+    return session, "cpu", f"runs on the CPU, CUDA {problem}: {reason}"
+
+
+@cache
+def has_cuda() -> bool:
+    """Whether CUDA loads a model that has nothing to run."""
+    ort: Any = importlib.import_module("onnxruntime")
+    if CUDA not in ort.get_available_providers():
+        return False
+    x = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1])
+    graph = onnx.helper.make_graph([], "g", [x], [x])
+    opset = onnx.helper.make_opsetid("", 13)
+    model = onnx.helper.make_model(graph, opset_imports=[opset], ir_version=8)
+    _preload(ort)
+    with contextlib.suppress(Exception):
+        options = ort.SessionOptions()
+        options.log_severity_level = 4
+        data = model.SerializeToString()
+        session = ort.InferenceSession(data, options, providers=[CUDA, CPU], enable_fallback=0)
+        return CUDA in session.get_providers()
+    return False
+
+
+def _preload(ort: Any) -> None:
+    """Let the runtime find the CUDA libraries that pip installed."""
+    if hasattr(ort, "preload_dlls"):
+        with contextlib.redirect_stdout(io.StringIO()):
+            ort.preload_dlls()
 
 
 def _load_error(

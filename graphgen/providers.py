@@ -8,6 +8,7 @@ module says where the library lies; a library without a package is named by its 
 import contextlib
 import importlib
 import importlib.metadata
+import math
 import os
 import re
 from collections import Counter
@@ -55,7 +56,7 @@ KNOWN: dict[str, _Known] = {
 }
 
 
-_FAULTS = {WEBGPU: "graphgen.targets.webgpu"}
+_FAULTS = {WEBGPU: "graphgen.targets.webgpu", CUDA: "graphgen.targets.cuda"}
 """Where the function `faults` tells what the kernels of a provider get wrong."""
 
 
@@ -266,27 +267,33 @@ def floats_elsewhere(
 ) -> Counter[str]:
     """The operators, counted, that another provider than `own` runs and that calculate floats.
 
-    Sizes, places and masks are left on the CPU on purpose, with casts of them to floats; of a loop
-    or a branch, the nodes inside count. A node that the file does not have, as the runtime makes
-    some, counts as one of floats; so does one whose types onnx does not infer, and one without a
-    name, by which the runtime could tell it.
+    Sizes, places and masks are left on the CPU on purpose, with casts of them to floats, and so are
+    single numbers, as CUDA does with what it makes of sizes; of a loop or a branch, the nodes
+    inside count. A node that the file does not have, as the runtime makes some, counts as one of
+    floats; so does one whose types onnx does not infer, and one without a name, by which the
+    runtime could tell it.
     """
     others = [node for name, nodes in placed.items() if name != own for node in nodes]
     if not others:
         return Counter()
     proto = typed_proto_of(model)
     floats: dict[str, bool] = {}
+    many: dict[str, bool] = {}
     graphs = [*graphs_of(proto.graph)]
     for graph in graphs:
         for value in (*graph.value_info, *graph.input, *graph.output):
             floats[value.name] = floats.get(value.name, False) or _is_float(value.type)
+            many[value.name] = many.get(value.name, False) or not _is_single(value.type)
         for array in graph.initializer:
             floats[array.name] = floats.get(array.name, False) or _is_inexact(array.data_type)
+            many[array.name] = many.get(array.name, False) or math.prod(array.dims) != 1
     exact: dict[str, bool] = {"": False}
     for node in (node for graph in graphs for node in graph.node):
-        sides = ([floats.get(x, True) for x in part if x] for part in (node.input, node.output))
-        none = bool([*_inner(node)]) or any(side and not any(side) for side in sides)
-        exact[node.name] = exact.get(node.name, True) and none
+        sides = [[x for x in part if x] for part in (node.input, node.output)]
+        none = any(side and not any(floats.get(x, True) for x in side) for side in sides)
+        single = not any(many.get(x, True) for side in sides for x in side)
+        inner = bool([*_inner(node)])
+        exact[node.name] = exact.get(node.name, True) and (inner or none or single)
     return Counter(op_type for op_type, name in others if not exact.get(name, False))
 
 
@@ -306,6 +313,12 @@ def _is_float(declared: onnx.TypeProto) -> bool:
     if not declared.HasField("tensor_type"):
         return True
     return _is_inexact(declared.tensor_type.elem_type)
+
+
+def _is_single(declared: onnx.TypeProto) -> bool:
+    """Whether it is one number, as far as the model tells."""
+    known = declared.tensor_type.HasField("shape")
+    return known and all(dim.dim_value == 1 for dim in declared.tensor_type.shape.dim)
 
 
 def _is_inexact(number: int) -> bool:

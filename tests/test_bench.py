@@ -93,7 +93,7 @@ def test_the_cost_table_is_counted_measured_and_plotted(tmp_path: Path):
 def test_cuda_tries_every_operator_on_the_cpu(tmp_path: Path):
     page = tmp_path / "cuda.md"
     arguments = ["--quick", "--json", "--provider", "cpu", "--dtypes", "fp32", "fp16"]
-    command = [sys.executable, BENCH / "cuda.py", *arguments, "--page", page]
+    command = [sys.executable, BENCH / "on_cuda.py", *arguments, "--page", page]
     done = subprocess.run(command, capture_output=True, text=True)
     rows = json.loads(done.stdout)["rows"]
     assert len(rows) == 42 and all(row["error"] < BOUNDS[row["dtype"]] for row in rows)
@@ -111,17 +111,17 @@ def test_cuda_keeps_what_is_known_when_a_device_fails_or_somebody_stops_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.syspath_prepend(BENCH)
-    import cuda
+    import on_cuda
 
     def measure(case: Any, *args: Any) -> Any:
         if case.name == "Relu":
             raise KeyboardInterrupt
         raise RuntimeError(f"the device is lost in {case.name}")
 
-    monkeypatch.setattr(cuda, "measure", measure)
+    monkeypatch.setattr(on_cuda, "measure", measure)
     arguments = ["--quick", "--provider", "cpu", "--dtypes", "fp32", "--page", tmp_path / "p.md"]
-    monkeypatch.setattr("sys.argv", ["cuda.py", *map(str, arguments)])
-    assert cuda.main() == 3
+    monkeypatch.setattr("sys.argv", ["on_cuda.py", *map(str, arguments)])
+    assert on_cuda.main() == 3
     page, shown = (tmp_path / "p.md").read_text(), capsys.readouterr().out
     for text in (page, shown):
         assert "Softmax fp32 at 3: the table says native, and it ran on nothing" in text
@@ -132,22 +132,22 @@ def test_cuda_says_what_is_missing_and_its_page_that_nobody_has_run_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.syspath_prepend(BENCH)
-    import cuda
+    import on_cuda
 
     def lacks(who: str, provider: str) -> None:
         raise GraphgenError(f"{who}: provider={provider!r}: it is not installed")
 
-    monkeypatch.setattr(cuda, "check_provider", lacks)
-    monkeypatch.setattr("sys.argv", ["cuda.py"])
-    assert cuda.main() == 2
-    assert capsys.readouterr().err == "cuda.py: provider='cuda': it is not installed\n"
+    monkeypatch.setattr(on_cuda, "check_provider", lacks)
+    monkeypatch.setattr("sys.argv", ["on_cuda.py"])
+    assert on_cuda.main() == 2
+    assert capsys.readouterr().err == "on_cuda.py: provider='cuda': it is not installed\n"
     known = (BENCH.parent / "docs" / "cuda.md").read_text()
-    assert known.startswith(cuda.HEAD) and "Nobody has run it" in cuda.page([], "", [])
-    wrong = cuda.Row("Gelu", "fp16", 1, table=True, ran_on="cuda", error=0.1)
+    assert known.startswith(on_cuda.HEAD) and "Nobody has run it" in on_cuda.page([], "", [])
+    wrong = on_cuda.Row("Gelu", "fp16", 1, table=True, ran_on="cuda", error=0.1)
     assert wrong.fault("cuda") == "Gelu fp16 at 1: its error is 1.0e-01, above 5e-03"
-    left = cuda.Row("Gelu", "fp16", 1, table=True, ran_on="cpu", error=0.0)
+    left = on_cuda.Row("Gelu", "fp16", 1, table=True, ran_on="cpu", error=0.0)
     assert left.fault("cuda") == "Gelu fp16 at 1: the table says native, and it ran on cpu"
-    assert not cuda.Row("Gelu", "fp16", 1, table=False, ran_on="cpu", error=0.0).fault("cuda")
+    assert not on_cuda.Row("Gelu", "fp16", 1, table=False, ran_on="cpu", error=0.0).fault("cuda")
 
 
 def test_model_types_counts_what_is_left(monkeypatch: pytest.MonkeyPatch):

@@ -15,6 +15,7 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
+from devices_here import CUDA
 from hypothesis import HealthCheck, Phase, given, note, reject, settings
 from onnx_ir.convenience import replace_all_uses_with
 from random_graphs import KINDS, MODES, Graph, graphs
@@ -117,7 +118,7 @@ def check(graph: Graph, path: Path, told: Counter[str]) -> None:
         assert not wrong, f"{name}: verified: {wrong}"
         reasons = [site.reason for done, site in sites if (done, site.status) in FUSED]
         undefined = any(CAVEAT in reason or reason == "LogSoftmax" for reason in reasons)
-        session = open_session(to_bytes(best))
+        session = open_session(to_bytes(best), name)
         for trial in trials:
             hidden = bool(reasons) and hides_rows(masked[0], trial.feeds)
             if hidden and undefined:
@@ -134,13 +135,18 @@ def remarks(best: Optimized) -> str:
     )
 
 
-def open_session(data: bytes) -> ort.InferenceSession | None:
-    """A session with the runtime's own optimizations off, or None where it has no kernels."""
+def open_session(data: bytes, target: str = "cpu") -> ort.InferenceSession | None:
+    """A session with the runtime's own optimizations off, or None where it has no kernels.
+
+    What is made for CUDA runs there if there is a GPU, and on the CPU if not.
+    """
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level, options.intra_op_num_threads = 4, 1
+    cuda = [("CUDAExecutionProvider", {"use_tf32": "0"})]
+    providers = [*(cuda if target == "cuda" and not CUDA.lacks else []), "CPUExecutionProvider"]
     try:
-        return ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+        return ort.InferenceSession(data, options, providers=providers)
     except Exception as error:  # each has its own class
         note(f"no session: {error}")
         return None

@@ -30,14 +30,14 @@ from graphgen.graph import ModelLike, model_in, present_inputs
 from graphgen.header import read_header
 from graphgen.match import Miss
 from graphgen.op import is_a
+from graphgen.opening import has_cuda
 from graphgen.ops.quantized import dynamic_quantize_linear, dynamic_quantize_matmul
 from graphgen.passes import optimize
 from graphgen.passes.caching import with_cache
 from graphgen.passes.decoding import CAPACITY, in_place, keep_last, lacks
 from graphgen.passes.integer_attention import attend_by_products
-from graphgen.providers import CUDA
 from graphgen.runtime import QUIET, Provider, Session, import_runtime
-from graphgen.targets import target as find_target
+from graphgen.targets import TargetName, target as find_target
 from graphgen.targets.kernels import products_pay
 from graphgen.version import minor
 
@@ -72,14 +72,14 @@ def open_decoder(
     if path is not None and in_folder:
         found = _files(path)
         if {_ENCODER, _DECODER} <= {*found}:
-            files, there = [found[_ENCODER], found[_DECODER]], provider == "webgpu"
-            if adapter is None and adapters is None and not there:
+            files, device = [found[_ENCODER], found[_DECODER]], _device_of(provider)
+            if adapter is None and adapters is None and not device:
                 encoder = Session(files[0], options=QUIET, **how)
                 bound = _bound(load(files[1]), in_folder=True)
                 return EncoderDecoder(encoder, Session(files[1], **how), bound)
             both = adapted([load(file) for file in files], "generate", adapter, adapters)
             encoder, decoder = (
-                session_on(_for_webgpu(graph) if there else graph, file, changed, **how)
+                session_on(_made_for(device, graph) if device else graph, file, changed, **how)
                 for file, (graph, changed) in zip(files, both, strict=True)
             )
             return EncoderDecoder(encoder, decoder, _bound(both[1][0], in_folder=True))
@@ -115,8 +115,8 @@ def open_decoder(
         if known:
             raise GraphgenError(f"{who}: {problem}")
         placed = Miss(problem)
-    webgpu = find_target("webgpu") if provider == "webgpu" else None
-    if webgpu and isinstance(placed, ir.Model) and (reason := lacks(placed, webgpu)):
+    device = _device_of(provider)
+    if device and isinstance(placed, ir.Model) and (reason := lacks(placed, find_target(device))):
         if known:
             raise GraphgenError(
                 f"{who}: {reason}; build it with --layout plain and without --kv, or "
@@ -125,13 +125,13 @@ def open_decoder(
         placed = Miss(reason)
     if isinstance(placed, Miss):
         # Attention of onnxruntime 1.23 gives NaN for rows of padding only, as on the left here.
-        graph = optimize(graph).model if old else _for_webgpu(graph) if webgpu else graph.clone()
+        graph = optimize(graph).model if old else _made_for(device, graph)
         keep_last(graph, several=True)
         session = session_on(graph, path, **how)
         return Growing(session, chunk, placed.reason, _bound(graph, in_folder=in_folder))
-    placed = _for_webgpu(placed) if webgpu else placed.clone()
+    placed = _made_for(device, placed)
     keep_last(placed, several=True)
-    session = session_on(_by_products(placed, provider), path, **how)
+    session = session_on(_by_products(placed, device), path, **how)
     reader = None
     if adapter is None and adapters is None and session.plan.device == "cpu":
         beside = path.with_name(Path(PROMPTS).name) if path is not None and in_folder else None
@@ -163,7 +163,7 @@ def _reader(
         if isinstance(placed, Miss):
             raise GraphgenError(f"{who}: {placed.reason}; build the folder again")
         keep_last(placed, several=True)
-        found = session_on(_by_products(placed, how["provider"]), path, **how)
+        found = session_on(_by_products(placed, _device_of(how["provider"])), path, **how)
         if (found.inputs, found.outputs) != (session.inputs, session.outputs):
             problem = "its inputs and outputs are not those of the model beside it"
             raise GraphgenError(f"{who}: {problem}; build the folder again")
@@ -172,10 +172,9 @@ def _reader(
     return Reader(open_it, int(told))
 
 
-def _by_products(model: ir.Model, provider: Provider | None) -> ir.Model:
+def _by_products(model: ir.Model, device: TargetName | None) -> ir.Model:
     """With attention to a cache of int8 by products of integers, where it runs and pays."""
-    on_cpu = provider == "cpu" or CUDA not in import_runtime().get_available_providers()
-    return attend_by_products(model, products_pay) if on_cpu and provider != "webgpu" else model
+    return model if device else attend_by_products(model, products_pay)
 
 
 def _bound(model: ir.Model, *, in_folder: bool) -> str:
@@ -191,9 +190,17 @@ def _bound(model: ir.Model, *, in_folder: bool) -> str:
     return ""
 
 
-def _for_webgpu(graph: ir.Model) -> ir.Model:
-    """What a folder holds for the CPU, in operators that have kernels there."""
-    return optimize(graph, target="webgpu").model
+def _device_of(provider: Provider | None) -> TargetName | None:
+    """The target of a session that is not on the CPU."""
+    if provider == "webgpu":
+        return "webgpu"
+    asked = provider == "cuda" or (provider in (None, "auto") and has_cuda())
+    return "cuda" if asked else None
+
+
+def _made_for(device: TargetName | None, graph: ir.Model) -> ir.Model:
+    """What a folder holds, a copy; in operators that have kernels on the device."""
+    return optimize(graph, target=device).model if device else graph.clone()
 
 
 def _wrong_below_1_24(model: ir.Model) -> str:

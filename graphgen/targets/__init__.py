@@ -27,6 +27,7 @@ TargetName: TypeAlias = Literal["cpu", "cuda", "webgpu", "official"]
 Device: TypeAlias = Literal["cpu", "cuda"]
 """Targets that are a provider, too, so that what was made for them can be measured."""
 
+_LOADED = ("cuda", "tensorrt", "migraphx", "openvino")
 _OFFICIAL = "1.19"  # the last release with a trainer
 _TIE, _WIN = 1.03, 0.97  # in between, fewer nodes win, or the existing graph
 
@@ -72,13 +73,15 @@ class Target:
             if reason := refused(node, Runtime(self._provider, minor(self.runtime))):
                 return f"{self} refuses {node.op_type} {reason}"
         versions = versions_of(node.domain, node.op_type, self.opset)
-        dtypes = type_parameters(node, self.opset)
+        by_version = {version: type_parameters(node, version) for version in versions}
         for first, last, parameters in rows:
-            if not any(_serves(first, last, version) for version in versions):
-                continue
-            if all(self._admits(parameters.get(p), d) for p, d in dtypes.items()):
-                return None
-        wanted = ", ".join(f"{p}={d}" for p, d in dtypes.items())
+            for version, dtypes in by_version.items():
+                if dtypes is None or not _serves(first, last, version):
+                    continue
+                if all(self._admits(parameters.get(p), d) for p, d in dtypes.items()):
+                    return None
+        newest = by_version[max(versions)] or {}
+        wanted = ", ".join(f"{p}={d}" for p, d in newest.items())
         return f"{self} has no {node.op_type} for {wanted}"
 
     def newest(self, node: ir.Node) -> int:
@@ -209,8 +212,12 @@ def target(
 
 
 def _lists_kernels(ort: Any) -> bool:
-    """Whether the installed runtime lists its kernels: builds for OpenVINO crash the process."""
-    return KNOWN["openvino"].ep_name not in ort.get_available_providers()
+    """Whether the installed runtime lists its kernels.
+
+    A build with others than the CPU's loads their libraries for that, and the process ends where
+    one is missing: onnxruntime-gpu 1.31 without TensorRT, onnxruntime-openvino 1.24.
+    """
+    return not {KNOWN[n].ep_name for n in _LOADED}.intersection(ort.get_available_providers())
 
 
 def _nearest(ort: Any) -> Kernels:

@@ -11,7 +11,8 @@ import onnx_ir as ir
 
 from graphgen.infer import describe, same_dim
 from graphgen.processor import processor
-from graphgen.targets.webgpu import FAULTS, Fault, operand
+from graphgen.targets import cuda, webgpu
+from graphgen.targets.faults import Fault, operand
 
 EIGHT_BITS = (1, 23)
 """The first version whose MatMulNBits multiplies weights of eight bits."""
@@ -73,7 +74,7 @@ def _is_double(node: ir.Node, at: Runtime) -> str | None:
 
 def _is_turned(node: ir.Node, at: Runtime) -> str | None:
     """The batch first: "Batchwise recurrent operations (layout == 1) are not supported"."""
-    turned = node.attributes.get_int("layout", 0) != 0 and at.provider == "cpu"
+    turned = node.attributes.get_int("layout", 0) != 0 and at.provider != "webgpu"
     return "with layout 1" if turned else None
 
 
@@ -100,18 +101,19 @@ REFUSED: dict[tuple[str, str], list[Callable[[ir.Node, Runtime], str | None]]] =
 """What kernels refuse though schemas and type constraints allow it; a test checks each."""
 
 
-def _on_webgpu(fault: Fault) -> Callable[[ir.Node, Runtime], str | None]:
-    """What a session is told of WebGPU's kernels, as what they refuse."""
+def _on(provider: str, fault: Fault) -> Callable[[ir.Node, Runtime], str | None]:
+    """What a session is told of the provider's kernels, as what they refuse."""
 
     @wraps(fault.of)
     def refused(node: ir.Node, at: Runtime) -> str | None:
-        return fault.of(node) if at.provider == "webgpu" else None
+        return fault.of(node) if at.provider == provider else None
 
     return refused
 
 
-for _key, _known in FAULTS.items():
-    REFUSED.setdefault(_key, []).extend(map(_on_webgpu, _known))
+for _name, _faults in {"cuda": cuda.FAULTS, "webgpu": webgpu.FAULTS}.items():
+    for _key, _known in _faults.items():
+        REFUSED.setdefault(_key, []).extend(_on(_name, fault) for fault in _known)
 
 
 _MASK = {"Attention": 3, "MultiHeadAttention": 5, "GroupQueryAttention": 10}

@@ -2,14 +2,15 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 from importlib.resources import files
 from typing import Any
 
+import onnx
 import onnx_ir as ir
 
-from graphgen.infer import formal_input, schema_of
+from graphgen.infer import is_default, schema_of
 from graphgen.version import minor
 
 _LOWEST_OPSET = 13
@@ -31,15 +32,36 @@ def versions_of(domain: str, op_type: str, newest: int) -> frozenset[int]:
     )
 
 
-def type_parameters(node: ir.Node, opset: int) -> dict[str, str]:
-    """The dtype of each type parameter of a node; without a schema, of T: the first output's."""
-    schema = schema_of(node.domain, node.op_type, opset)
+def type_parameters(node: ir.Node, version: int) -> dict[str, str] | None:
+    """The dtype of each type parameter of a node; without a schema, of T: the first output's.
+
+    None if the node has an input or an attribute that this version of its schema has not.
+    """
+    schema = schema_of(node.domain, node.op_type, version)
+    sides: list[tuple[str | None, ir.Value | None]]
+    if schema is None:
+        sides = [("T", value) for value in node.outputs[:1]]
+    else:
+        sides = [(_formal(schema.inputs, i), value) for i, value in enumerate(node.inputs)]
+        sides += [(_formal(schema.outputs, i), value) for i, value in enumerate(node.outputs)]
+        newer = (a for a in node.attributes.values() if a.name not in schema.attributes)
+        if not all(is_default(node, attribute) for attribute in newer):
+            return None
     found: dict[str, str] = {}
-    for i, value in enumerate(node.inputs if schema is not None else node.outputs[:1]):
+    for name, value in sides:
         if value is not None and isinstance(value.type, ir.TensorType):
-            name = formal_input(schema, i).type_str if schema is not None else "T"
+            if name is None:
+                return None
             found.setdefault(name, value.type.dtype.name.lower())
     return found
+
+
+def _formal(side: Sequence[onnx.defs.OpSchema.FormalParameter], index: int) -> str | None:
+    """The type of an input or output; the last one repeats if it is variadic."""
+    if index < len(side):
+        return side[index].type_str
+    many = onnx.defs.OpSchema.FormalParameterOption.Variadic
+    return side[-1].type_str if side and side[-1].option is many else None
 
 
 @cache

@@ -5,40 +5,29 @@ the version of onnxruntime-ep-webgpu that the table of kernels names, by `bisect
 and by each of ONNX's own tests. Of any other version a session says that it is not known.
 """
 
-import math
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
-from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import onnx_ir as ir
 
-from graphgen.errors import GraphgenError
-from graphgen.providers import WEBGPU, placement, typed_proto_of
+from graphgen.providers import WEBGPU, placement
+from graphgen.targets.faults import (
+    ENDS,
+    FAILS,
+    WRONG,
+    Fault,
+    number_of,
+    numbers,
+    operand,
+    sizes_of,
+    told,
+    trains,
+)
 from graphgen.targets.tables import committed
 
 _ATTENDS = re.compile(r".*(Head|Query)Attention")
-
-
-def operand(node: ir.Node, index: int) -> ir.Value | None:
-    """The input of a node, None if it is left out."""
-    return node.inputs[index] if len(node.inputs) > index else None
-
-
-def _numbers(node: ir.Node, index: int) -> list[float] | None:
-    """What an operand holds, if the file says so beside its graph; None if not."""
-    value = operand(node, index)
-    known = None if value is None else ir.convenience.get_const_tensor(value)
-    if known is None or isinstance(known, ir.ExternalTensor):
-        return None
-    return [float(n) for n in known.numpy().reshape(-1)]
-
-
-def _sizes(node: ir.Node, index: int) -> list[int | ir.SymbolicDim] | None:
-    value = operand(node, index)
-    return None if value is None or value.shape is None else [*value.shape]
 
 
 def _broadcasts_last(node: ir.Node) -> str | None:
@@ -47,7 +36,7 @@ def _broadcasts_last(node: ir.Node) -> str | None:
     Pow then fails. And keeps one shader for such an operand on either side, and for none: whichever
     runs first in the process is right.
     """
-    sizes = [_sizes(node, i) for i in range(2)]
+    sizes = [sizes_of(node, i) for i in range(2)]
     if any(s is None or len(s) == 0 or s == [1] for s in sizes):
         return None
     last = [s[-1] for s in sizes if s is not None]
@@ -58,11 +47,11 @@ def _broadcasts_last(node: ir.Node) -> str | None:
 
 def _turns_a_part(node: ir.Node) -> str | None:
     """A step back from any element but the last one starts elsewhere (plugin 0.4.0)."""
-    starts, steps = _numbers(node, 1), _numbers(node, 4)
+    starts, steps = numbers(node, 1), numbers(node, 4)
     back = [i for i, step in enumerate(steps or ()) if step < 0]
     if not back:
         return None
-    sizes, axes = _sizes(node, 0), _numbers(node, 3)
+    sizes, axes = sizes_of(node, 0), numbers(node, 3)
     for i in back:
         size = None if sizes is None else sizes[i if axes is None else int(axes[i])]
         first = None if starts is None else starts[i]
@@ -74,7 +63,7 @@ def _turns_a_part(node: ir.Node) -> str | None:
 
 def _reduces_nothing(node: ir.Node) -> str | None:
     """Without axes, WebGPU gives x itself, not its size or square (plugin 0.4.0)."""
-    none = operand(node, 1) is None or _numbers(node, 1) == []
+    none = operand(node, 1) is None or numbers(node, 1) == []
     kept = node.attributes.get_int("noop_with_empty_axes", 0) != 0
     return "over no axes" if none and kept else None
 
@@ -87,24 +76,19 @@ def _gives_the_root(node: ir.Node) -> str | None:
 def _scales_broadcast(node: ir.Node) -> str | None:
     """The run fails: "Size of scale and bias (if provided) must match" (plugin 0.4.0)."""
     axis = node.attributes.get_int("axis", -1)
-    row, *others = (_sizes(node, i) for i in range(3))
-    sizes = [_number_of(row and row[axis:]), *map(_number_of, others)]
+    row, *others = (sizes_of(node, i) for i in range(3))
+    sizes = [number_of(row and row[axis:]), *map(number_of, others)]
     return "with a scale that broadcasts" if len({*sizes} - {None}) > 1 else None
-
-
-def _number_of(sizes: Sequence[Any] | None) -> int | None:
-    known = sizes is not None and all(isinstance(n, int) for n in sizes)
-    return math.prod(sizes) if sizes is not None and known else None
 
 
 def _adds_a_scalar(node: ir.Node) -> str | None:
     """With C of rank 0, WebGPU's kernel ends the process from 16 rows on (plugin 0.4.0)."""
-    return "with C of rank 0" if _sizes(node, 2) == [] else None
+    return "with C of rank 0" if sizes_of(node, 2) == [] else None
 
 
 def _pads_the_end(node: ir.Node) -> str | None:
     """Windows of one element are read as products, which leaves pads at the end out (0.4.0)."""
-    weights, pads = _sizes(node, 1), node.attributes.get_ints("pads", ())
+    weights, pads = sizes_of(node, 1), node.attributes.get_ints("pads", ())
     half = len(pads) // 2
     one = weights is not None and all(n == 1 for n in weights[2:])
     ends = one and not any(pads[:half]) and any(pads[half:])
@@ -113,7 +97,7 @@ def _pads_the_end(node: ir.Node) -> str | None:
 
 def _has_space(node: ir.Node) -> str | None:
     """The run fails: "Only Conv2d or Conv1d are supported" (WebGPU, plugin 0.4.0)."""
-    sizes = _sizes(node, 0) or _sizes(node, 1) or []
+    sizes = sizes_of(node, 0) or sizes_of(node, 1) or []
     return "of three spatial axes" if len(sizes) == 5 else None
 
 
@@ -124,10 +108,10 @@ def _tells_places(node: ir.Node) -> str | None:
 
 def _resizes_channels(node: ir.Node) -> str | None:
     """Of four axes, the second is not taken for one of an image (WebGPU, plugin 0.4.0)."""
-    x, y = _sizes(node, 0), node.outputs[0].shape
+    x, y = sizes_of(node, 0), node.outputs[0].shape
     if node.attributes.get_string("mode", "nearest") == "nearest" or x is None or len(x) != 4:
         return None
-    axes, scales = node.attributes.get_ints("axes", range(4)), _numbers(node, 2)
+    axes, scales = node.attributes.get_ints("axes", range(4)), numbers(node, 2)
     if scales:
         kept = all(s == 1 for s, axis in zip(scales, axes, strict=True) if axis % 4 == 1)
     else:
@@ -151,7 +135,7 @@ def _mixes_channels(node: ir.Node) -> str | None:
     """WebGPU's kernel reads three channels at a time, of the wrong ones (plugin 0.4.0)."""
     # Where 3 divides the channels, and 4 only those of the result (onnxruntime #29651). Windows of
     # one element are products, and right.
-    sizes = _sizes(node, 1) or []
+    sizes = sizes_of(node, 1) or []
     if node.attributes.get_int("group", 1) > 1 or not 3 <= len(sizes) <= 4:
         return None
     strides, pads = (node.attributes.get_ints(name, ()) for name in ("strides", "pads"))
@@ -225,63 +209,46 @@ def _is_near_too(node: ir.Node) -> str | None:
     return "to more than 7e-5"
 
 
-def _trains(node: ir.Node) -> str | None:
-    """The run fails: "trainingMode is not supported yet" (WebGPU, plugin 0.4.0)."""
-    return "in training mode" if node.attributes.get_int("training_mode", 0) else None
-
-
 def _smooths(node: ir.Node) -> str | None:
     """The run fails: "the antialias attribute … is NOT implemented" (WebGPU, plugin 0.4.0)."""
     return "with antialias" if node.attributes.get_int("antialias", 0) else None
 
 
-class Fault(NamedTuple):
-    """Which nodes of an operator it is about, and what a session tells of them, if anything."""
-
-    of: Callable[[ir.Node], str | None]
-    effect: str = ""
-
-
-_DO = "optimize the model for this provider, or run it on the CPU"
-_WRONG = "WebGPU gets {} wrong, without an error; " + _DO
-_FAILS = "WebGPU has no kernel for {}, and the run fails; " + _DO
-_ENDS = "WebGPU's kernel of {} ends the process; " + _DO
-
 FAULTS: dict[tuple[str, str], list[Fault]] = {
     **{("", name): [Fault(_is_near)] for name in ("Sin", "Cos", "Tan")},
     **{("", name): [Fault(_is_near_too)] for name in ("Asin", "Acos", "Atan")},
-    ("", "Asinh"): [Fault(_cancels, _WRONG)],
-    ("", "Pow"): [Fault(_powers_as_floats, _WRONG), Fault(_broadcasts_last, _FAILS)],
-    ("", "And"): [Fault(_broadcasts_last, _WRONG)],
-    ("", "Slice"): [Fault(_turns_a_part, _WRONG)],
-    ("", "Split"): [Fault(_splits_widely, _FAILS)],
-    ("", "Gemm"): [Fault(_adds_a_scalar, _ENDS)],
+    ("", "Asinh"): [Fault(_cancels, WRONG)],
+    ("", "Pow"): [Fault(_powers_as_floats, WRONG), Fault(_broadcasts_last, FAILS)],
+    ("", "And"): [Fault(_broadcasts_last, WRONG)],
+    ("", "Slice"): [Fault(_turns_a_part, WRONG)],
+    ("", "Split"): [Fault(_splits_widely, FAILS)],
+    ("", "Gemm"): [Fault(_adds_a_scalar, ENDS)],
     **{
-        ("", name): [Fault(_reduces_nothing, _WRONG)]
+        ("", name): [Fault(_reduces_nothing, WRONG)]
         for name in ("ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSum")
     },
-    ("", "LayerNormalization"): [Fault(_scales_broadcast, _FAILS)],
-    ("", "SimplifiedLayerNormalization"): [Fault(_gives_the_root, _WRONG)],
-    ("", "ReduceLogSumExp"): [Fault(_overflows, _WRONG)],
+    ("", "LayerNormalization"): [Fault(_scales_broadcast, FAILS)],
+    ("", "SimplifiedLayerNormalization"): [Fault(_gives_the_root, WRONG)],
+    ("", "ReduceLogSumExp"): [Fault(_overflows, WRONG)],
     ("", "Conv"): [
-        Fault(_mixes_channels, _WRONG),
-        Fault(_pads_the_end, _WRONG),
-        Fault(_has_groups_in_space, _FAILS),
+        Fault(_mixes_channels, WRONG),
+        Fault(_pads_the_end, WRONG),
+        Fault(_has_groups_in_space, FAILS),
     ],
-    ("com.microsoft", "FusedConv"): [Fault(_mixes_channels, _WRONG), Fault(_pads_the_end, _WRONG)],
-    ("", "ConvTranspose"): [Fault(_has_space, _FAILS)],
-    ("", "MaxPool"): [Fault(_tells_places, _FAILS)],
-    ("com.microsoft", "MatMulNBits"): [Fault(_has_wide_groups, _WRONG)],
-    ("", "BatchNormalization"): [Fault(_trains, _FAILS)],
-    ("", "Resize"): [Fault(_smooths, _FAILS), Fault(_resizes_channels, _WRONG)],
-    ("com.microsoft", "Attention"): [Fault(_has_no_bias, _ENDS)],
+    ("com.microsoft", "FusedConv"): [Fault(_mixes_channels, WRONG), Fault(_pads_the_end, WRONG)],
+    ("", "ConvTranspose"): [Fault(_has_space, FAILS)],
+    ("", "MaxPool"): [Fault(_tells_places, FAILS)],
+    ("com.microsoft", "MatMulNBits"): [Fault(_has_wide_groups, WRONG)],
+    ("", "BatchNormalization"): [Fault(trains, FAILS)],
+    ("", "Resize"): [Fault(_smooths, FAILS), Fault(_resizes_channels, WRONG)],
+    ("com.microsoft", "Attention"): [Fault(_has_no_bias, ENDS)],
     ("com.microsoft", "MultiHeadAttention"): [
-        Fault(_loses_its_past, _WRONG),
-        Fault(_hides_padding, _FAILS),
+        Fault(_loses_its_past, WRONG),
+        Fault(_hides_padding, FAILS),
     ],
     ("com.microsoft", "GroupQueryAttention"): [
-        Fault(_is_capped, _WRONG),
-        Fault(_caches_few_bits, _FAILS),
+        Fault(_is_capped, WRONG),
+        Fault(_caches_few_bits, FAILS),
     ],
 }
 
@@ -312,18 +279,4 @@ def faults(who: str, model: str | os.PathLike[str] | bytes, device: Any, session
         problem = "this WebGPU device is software, where attention of 32 queries or more is wrong"
         some = ", ".join(f"{n} {op_type}" for op_type, n in attend.items())
         found.append(f"{problem}: {some}; use it for shorter inputs only")
-    known = {key: rows for key, rows in FAULTS.items() if key[1] in there}
-    if not any(fault.effect for rows in known.values() for fault in rows):
-        return found
-    read = ir.from_proto(typed_proto_of(model))
-    told: dict[str, Counter[str]] = {}
-    for node in chain(read.graph.all_nodes(), *(f.all_nodes() for f in read.functions.values())):
-        for fault in known.get((node.domain, node.op_type), ()):
-            if fault.effect and (which := fault.of(node)):
-                told.setdefault(fault.effect, Counter())[f"{node.op_type} {which}"] += 1
-    for effect, counts in told.items():
-        line = effect.format(", ".join(f"{n} {which}" for which, n in counts.items()))
-        if effect is _ENDS:
-            raise GraphgenError(f"{who}: {line}")
-        found.append(line)
-    return found
+    return found + told(who, "WebGPU", FAULTS, model, there)

@@ -563,6 +563,7 @@ def test_a_broken_runtime_is_one_error(monkeypatch):
 
 
 def pretend_cuda(monkeypatch, create):
+    monkeypatch.setattr(opening, "has_cuda", opening.has_cuda.__wrapped__)  # not remembered
     monkeypatch.setattr(ort, "get_available_providers", lambda: [CUDA, CPU])
     monkeypatch.setattr(ort, "InferenceSession", create)
     monkeypatch.setattr(ort, "preload_dlls", lambda: print("noise"), raising=False)
@@ -572,7 +573,7 @@ class Loaded(ort.InferenceSession):
     """The CPU's session under the name of CUDA's, as far as one can tell without the device."""
 
     def __init__(self, model, options, providers, **kwargs):
-        self.cuda = providers[0] == CUDA
+        self.cuda = CUDA in (providers[0], providers[0][0])  # with options, or alone
         super().__init__(model, options, providers=[CPU], **kwargs)
 
     def get_providers(self):
@@ -590,7 +591,8 @@ class NotLoaded(Loaded):
 class NoDevice(Loaded):
     def __init__(self, model, options, providers, **kwargs):
         # The runtime's own fallback would go on with the CPU after a few words on stdout.
-        if providers[0] == CUDA and not kwargs.get("enable_fallback", 1):
+        own = CUDA in (providers[0], providers[0][0])
+        if own and not kwargs.get("enable_fallback", 1):
             raise RuntimeError("CUDA failure 100: no CUDA-capable device is detected")
         super().__init__(model, options, providers, **kwargs)
 
@@ -616,6 +618,24 @@ def test_cuda_by_name_is_refused_where_it_does_not_work(monkeypatch, create, rea
         Session(masked(), provider="cuda")
     with pytest.raises(GraphgenError, match="Frobnicate"):  # the file's fault, not CUDA's
         Session(unary("Frobnicate"), provider="cuda")
+
+
+class Refusing(Loaded):
+    """A device that works, and refuses a model that has nodes."""
+
+    def __init__(self, model, options, providers, **kwargs):
+        own = CUDA in (providers[0], providers[0][0])
+        if own and onnx.load_from_string(model).graph.node:
+            raise RuntimeError("Training mode does not support BN opset 14")
+        super().__init__(model, options, providers, **kwargs)
+
+
+def test_a_file_that_cuda_does_not_load_is_not_taken_for_a_missing_device(monkeypatch):
+    pretend_cuda(monkeypatch, Refusing)
+    note = "runs on the CPU, CUDA does not load it: Training mode does not support BN opset 14"
+    assert Session(masked()).plan.note == note
+    with pytest.raises(GraphgenError, match=r"on cuda does not load the model .*Training mode"):
+        Session(masked(), provider="cuda")
 
 
 def test_cuda_by_name_is_refused_where_the_runtime_lacks_it(monkeypatch):

@@ -19,9 +19,9 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 from client_programs import CAUSAL, ENCODERS, SEQ2SEQ, check_example, told
+from devices_here import WEBGPU
 from random_checkpoints import random_checkpoint
 from small_models import relative_rms
-from webgpu_plugin import LACKS
 
 import graphgen as gg
 from graphgen.commands import main
@@ -208,7 +208,7 @@ def test_a_decoder_in_a_browser(provider: str, folder: Path, tmp_path: Path) -> 
         if x.name.startswith("past")
     }
     native = None
-    if provider == "webgpu" and not LACKS:
+    if provider == "webgpu" and not WEBGPU.lacks:
         with warnings.catch_warnings(action="ignore", category=gg.GraphgenWarning):
             native = gg.Session(built / "model.onnx", provider="webgpu")
     calls, wanted, natively, start = [], [], [], 0

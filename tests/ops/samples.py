@@ -1025,6 +1025,8 @@ SAMPLES: dict[tuple[str, str], list[Sample]] = {
             quantize_axis=0,
         ),
         of(q4(20, 3), i(19, 2), n(2, 3), block_size=16, gather_axis=0, quantize_axis=0),
+        of(q8(7, 16), i(3, 0, -1), n(7, 2), q8(7, 1), block_size=16),
+        of(q8(7, 8), i([5, 0]), n(7, 1), q8(7, 1), block_size=16),
     ],
     (MICROSOFT, "QLinearAdd"): _two_quantized(0.0953),
     (MICROSOFT, "QLinearMul"): _two_quantized(0.0953),

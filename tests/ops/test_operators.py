@@ -31,7 +31,7 @@ from graphgen.operands import Array
 from graphgen.ops.layout import numpy_dtype
 from graphgen.passes import optimize
 from graphgen.record import recording
-from graphgen.targets import newest_opset
+from graphgen.targets import newest_opset, target
 from graphgen.traits import NONE, TRAITS, Trait
 from graphgen.value import adopt
 
@@ -188,15 +188,9 @@ def run(model: onnx.ModelProto, feeds: dict[str, Array]) -> list[Array]:
 @cache
 def kernel_types(domain: str, op_type: str) -> set[str]:
     """Every type that some input or output of the operator's newest CPU kernels may have."""
-    return {
-        type_
-        for kernel in ort_state.get_all_opkernel_def()
-        if (kernel.domain.removeprefix("ai.onnx"), kernel.op_name) == (domain, op_type)
-        and kernel.provider == "CPUExecutionProvider"
-        and kernel.version_range[1] >= OPSET
-        for types in kernel.type_constraints.values()
-        for type_ in types
-    }
+    rows = target("cpu").kernels.get(domain, {}).get(op_type, ())
+    newest = [types for _, last, types in rows if last is None or last >= OPSET]
+    return {type_ for types in newest for names in types.values() for type_ in names}
 
 
 def run_widest(
@@ -208,8 +202,7 @@ def run_widest(
     dtype: Any = np.float32 if narrow else np.float64
     for node in model.graph.node:
         types = kernel_types(node.domain, node.op_type)
-        floats = {"tensor(float)", "tensor(double)"} & types
-        narrowed = floats == {"tensor(float)"} or node.op_type in FLOAT32_ONLY
+        narrowed = {"float", "double"} & types == {"float"} or node.op_type in FLOAT32_ONLY
         if narrowed and any(map(is_float, sample.inputs)):
             dtype = np.float32
     arrays = arrays_of(sample, dtype)

@@ -548,8 +548,9 @@ def test_the_gpu_has_kernels_for_int4_only() -> None:
     model = language_model()
     quantized, report = quantize(model, "int4", target="cuda")
     cuda = target("cuda")
-    made = nodes(quantized, "MatMulNBits") + nodes(quantized, "GatherBlockQuantized")
-    assert len(made) == 14 and not any(map(cuda.missing, made))
+    assert not nodes(quantized, "GatherBlockQuantized"), "it misreads an odd number of blocks"
+    made = nodes(quantized, "MatMulNBits")
+    assert len(made) == 13 and not any(map(cuda.missing, made))
     assert not report.kept()
     with pytest.raises(GraphgenError, match=r"int8: cuda .* has no DynamicQuantizeLinear; choose"):
         quantize(model, "int8", target="cuda")

@@ -1,4 +1,4 @@
-"""Graphs made for WebGPU: where their nodes run, and what they compute there."""
+"""Graphs made for a device: where their nodes run, and what they compute there."""
 
 import os
 import warnings
@@ -11,11 +11,11 @@ import onnx_ir as ir
 import published_encoders
 import published_vision
 import pytest
+from devices_here import WEBGPU, There
 from published_decoders import DECODERS, RESULTS, checkpoint, ids, mask
 from random_checkpoints import random_checkpoint
 from small_models import relative_rms
 from test_models import feeds as feeds_of, small
-from webgpu_plugin import MARKS, OWN
 
 import graphgen as gg
 from graphgen.export.write import to_bytes
@@ -25,7 +25,7 @@ from graphgen.models.published import from_folder
 from graphgen.providers import devices_of, floats_elsewhere, placement
 from graphgen.runtime import import_runtime
 
-pytestmark = [*MARKS, pytest.mark.filterwarnings("ignore::graphgen.GraphgenWarning")]
+pytestmark = pytest.mark.filterwarnings("ignore::graphgen.GraphgenWarning")
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
 EXPORTS = [path for path in sorted(FIXTURES.glob("*.onnx")) if path.stem != "layer_dynamo_20"]
 MOVED = {"Transpose", "Gather"}
@@ -42,6 +42,7 @@ SHORT = {"window": 8, "block": 4, "image_size": 8}
 
 
 def check(
+    there: There,
     model: ir.Model,
     feeds: dict[str, Any],
     known: list[Any],
@@ -49,25 +50,27 @@ def check(
     also: Iterable[str] = (),
 ) -> None:
     """No floats on the CPU but by `also`, and what is wanted, within 1e-5."""
-    data = to_bytes(gg.optimize(model, target="webgpu"))
-    session = gg.Session(data, provider="webgpu")
-    assert {*floats_elsewhere(data, placement(session._session), OWN)} <= MOVED | {*also}
+    data = to_bytes(gg.optimize(model, target=there.name))
+    session = gg.Session(data, provider=there.name)
+    assert {*floats_elsewhere(data, placement(session._session), there.own)} <= MOVED | {*also}
     for exact, result, where in zip(wanted, session(feeds), known, strict=True):
         assert relative_rms(exact[where], result[where]) < 1e-5
 
 
 @pytest.mark.parametrize("name", [n for n in ARCHITECTURES if n != "transformer-big"])
-def test_every_architecture_stays_on_the_device(name: str) -> None:
+def test_every_architecture_stays_on_the_device(there: There, name: str) -> None:
     sizes = {size: n for size, n in SHORT.items() if size in find(name).sizes()}
     specs, feeds = find(name).specs(**sizes), feeds_of(name)
     model = gg.build(small(name, **sizes), **specs)
     if name == "dit":
         feeds["image"] = feeds["image"][..., :8, :8]
-    check(model, feeds, [slice(None)] * len(model.graph.outputs), evaluate(model, feeds))
+    check(there, model, feeds, [slice(None)] * len(model.graph.outputs), evaluate(model, feeds))
 
 
 @pytest.mark.parametrize("which", DECODERS if "ALL" in os.environ else SOME)
-def test_decoders_give_there_the_numbers_of_transformers(which: str, tmp_path: Path) -> None:
+def test_decoders_give_there_the_numbers_of_transformers(
+    there: There, which: str, tmp_path: Path
+) -> None:
     model = from_folder(checkpoint(tmp_path, which)).model
     kept = mask()
     places = np.maximum(kept.cumsum(1) - 1, 0)
@@ -79,7 +82,7 @@ def test_decoders_give_there_the_numbers_of_transformers(which: str, tmp_path: P
     [logits] = [value for value in model.graph.outputs if value.name == "logits"]
     model.graph.outputs[:] = [logits]
     given = {n: feeds[n] for n in names}
-    check(model, given, [kept.astype(bool)], [RESULTS[which]], ROUNDED.get(which, ()))
+    check(there, model, given, [kept.astype(bool)], [RESULTS[which]], ROUNDED.get(which, ()))
 
 
 OTHERS = {
@@ -89,16 +92,19 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("which", OTHERS if "ALL" in os.environ else ["modernbert"])
-def test_encoders_and_models_of_images_stay_on_the_device(which: str, tmp_path: Path) -> None:
+def test_encoders_and_models_of_images_stay_on_the_device(
+    there: There, which: str, tmp_path: Path
+) -> None:
     source = OTHERS[which]
     model = from_folder(random_checkpoint(tmp_path / "in", source.fields(which))).model
     names = [str(value.name) for value in model.graph.inputs]
     given = {name: array for name, array in source.inputs(which).items() if name in names}
     kept = given["attention_mask"].astype(bool) if source is published_encoders else slice(None)
     wanted = evaluate(model, given)
-    check(model, given, [kept if w.ndim == 3 else slice(None) for w in wanted], wanted)
+    check(there, model, given, [kept if w.ndim == 3 else slice(None) for w in wanted], wanted)
 
 
+@WEBGPU.alone
 @pytest.mark.filterwarnings("default::graphgen.GraphgenWarning")
 def test_attention_of_software_is_told() -> None:
     """If it becomes right for 32 queries, the warning has to go."""
@@ -118,6 +124,7 @@ def test_attention_of_software_is_told() -> None:
         assert (relative_rms(wanted, session(x=x)[0]) < 1e-5) is right
 
 
+@WEBGPU.alone
 @pytest.mark.filterwarnings("default::graphgen.GraphgenWarning")
 def test_channels_that_are_mixed_are_told_and_become_zeros() -> None:
     """If 6 channels become right as they are, the warning has to go."""
@@ -134,11 +141,11 @@ def test_channels_that_are_mixed_are_told_and_become_zeros() -> None:
 
 
 @pytest.mark.parametrize("path", EXPORTS, ids=lambda path: path.stem)
-def test_what_others_exported_stays_on_the_device(path: Path) -> None:
+def test_what_others_exported_stays_on_the_device(there: There, path: Path) -> None:
     """What a padded row gives is only compared where torch defines it."""
     model = gg.load(path)
     with np.load(FIXTURES / f"{path.stem.rsplit('_', 3)[0]}.npz") as file:
         arrays = dict(file)
     feeds = {str(value.name): arrays.pop(str(value.name)) for value in model.graph.inputs}
     known = [~np.isnan(wanted) for wanted in arrays.values()]
-    check(model, feeds, known, evaluate(model, feeds))
+    check(there, model, feeds, known, evaluate(model, feeds))

@@ -8,7 +8,7 @@ device's memory, and end when the device has finished. The runtime's own optimiz
 At last, 20 steps of training there have to give the CPU's losses to 1e-4. The page is written after
 each operator; Ctrl-C keeps what is known.
 
-    python bench/cuda.py --page docs/cuda.md
+    python bench/on_cuda.py --page docs/cuda.md
 
 It exits with 2 if the provider or its device is missing, and with 3 if an operator is wrong, fails,
 or runs elsewhere than the table of kernels says, or if training differs. With `--provider cpu` it
@@ -18,7 +18,7 @@ runs anywhere.
 import argparse
 import json
 import math
-import platform
+import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -44,6 +44,7 @@ from graphgen.measure.accuracy import differ
 from graphgen.measure.reference import evaluate
 from graphgen.op import Op, find_op
 from graphgen.passes.verify import BOUNDS
+from graphgen.processor import processor
 from graphgen.targets import target
 
 ROWS = (1, 128, 1024)
@@ -52,7 +53,7 @@ LEAST = 7  # rounds
 
 HEAD = """# CUDA
 
-`python bench/cuda.py --page docs/cuda.md` runs every operator that `optimize` makes on a GPU, in
+`python bench/on_cuda.py --page docs/cuda.md` runs every operator that `optimize` makes on a GPU, in
 fp32, fp16 and bf16, and writes this page. It needs `onnxruntime-gpu`; with torch, it also compares
 times with eager torch and with `torch.compile`. It exits with 2 if there is no GPU, and with 3 if
 an operator is wrong, fails, or runs elsewhere than graphgen's table of kernels says, or if 20 steps
@@ -67,10 +68,11 @@ run it, and send the page.
 EXPLAINED = """
 The error is the relative RMS against the operator's definition in float64, on the same rounded
 inputs; it may be 5e-6 in fp32, 5e-3 in fp16 and 4e-2 in bf16. The CUDA provider calculates fp32
-products in TF32 unless its option `use_tf32` is 0, so those may be listed. The table of kernels
-says whether the operator is native; `ran on` is what the runtime's profile shows, *inlined* if the
-runtime put the operator's body in its place. Milliseconds are the median of one run; a ratio is the
-median of torch over that of ONNX Runtime, in the same rounds: above 1, ONNX Runtime is faster.
+products in TF32 unless its option `use_tf32` is 0, as graphgen's sessions set it. The table of
+kernels says whether the operator is native; `ran on` is what the runtime's profile shows, *inlined*
+if the runtime put the operator's body in its place. Milliseconds are the median of one run; a ratio
+is the median of torch over that of ONNX Runtime, in the same rounds: above 1, ONNX Runtime is
+faster.
 """
 
 
@@ -290,9 +292,9 @@ def bound_run(session: Any, feeds: dict[str, np.ndarray], device: str) -> Callab
 
 
 def torch_runs(
-    torch: Any, case: Case, dtype: str, feeds: dict[str, np.ndarray], device: str
+    torch: Any, case: Case, dtype: str, feeds: dict[str, np.ndarray], device: str, compiled: bool
 ) -> dict[str, Callable[[], None]]:
-    """The same in eager torch and compiled, for `in_turn`."""
+    """The same in eager torch and, if wanted, compiled, for `in_turn`."""
     kind = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[dtype]
     given = [
         torch.from_numpy(x if x.dtype.kind == "i" else x.astype(np.float32)).to(
@@ -310,11 +312,15 @@ def torch_runs(
 
         return run
 
+    if not compiled:
+        return {"torch": timed(case.torch)}
     torch.compiler.reset()
     return {"torch": timed(case.torch), "torch.compile": timed(torch.compile(case.torch))}
 
 
-def measure(case: Case, dtype: str, rows: int, provider: str, torch: Any, seconds: float) -> Row:
+def measure(
+    case: Case, dtype: str, rows: int, provider: str, torch: Any, seconds: float, compiled: bool
+) -> Row:
     """One row; what fails is its problem."""
     model = model_of(case, DTYPES[dtype])
     [node] = (n for n in model.graph if find_op(n) is case.op)
@@ -330,7 +336,8 @@ def measure(case: Case, dtype: str, rows: int, provider: str, torch: Any, second
     calls = {"ours": bound_run(session._session, feeds, session.plan.device)}
     if torch and case.torch:
         try:
-            for name, run in torch_runs(torch, case, dtype, feeds, session.plan.device).items():
+            given = torch, case, dtype, feeds, session.plan.device, compiled
+            for name, run in torch_runs(*given).items():
                 run()
                 calls[name] = run
         except Exception as error:  # whatever torch raises is its problem
@@ -341,10 +348,12 @@ def measure(case: Case, dtype: str, rows: int, provider: str, torch: Any, second
     return row
 
 
-def measured(case: Case, dtype: str, rows: int, provider: str, torch: Any, seconds: float) -> Row:
+def measured(
+    case: Case, dtype: str, rows: int, provider: str, torch: Any, seconds: float, compiled: bool
+) -> Row:
     """One row, also where the runtime or torch fails in a way of its own."""
     try:
-        return measure(case, dtype, rows, provider, torch, seconds)
+        return measure(case, dtype, rows, provider, torch, seconds, compiled)
     except Exception as error:
         native = target(provider).runs
         [node] = (n for n in model_of(case, DTYPES[dtype]).graph if find_op(n) is case.op)
@@ -396,13 +405,18 @@ def page(rows: Sequence[Row], about: str, faults: Sequence[str]) -> str:
 
 def about(provider: str, torch: Any) -> str:
     """What it ran on: versions and device."""
-    device = platform.processor() or platform.machine()
-    if torch and provider == "cuda":
-        device = torch.cuda.get_device_name()
     versions = (
         f"onnxruntime {ort.__version__}, {f'torch {torch.__version__}' if torch else 'no torch'}"
     )
-    return f"{provider} on {device}, {versions}, {date.today()}"
+    return f"{provider} on {device_name(provider)}, {versions}, {date.today()}"
+
+
+def device_name(provider: str) -> str:
+    """The processor, or the GPU as its driver calls it."""
+    if provider == "cpu":
+        return str(processor())
+    asked = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    return subprocess.run(asked, capture_output=True, text=True).stdout.partition("\n")[0]
 
 
 def import_torch(provider: str) -> Any:
@@ -423,12 +437,13 @@ def main() -> int:
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
     parser.add_argument("--only", default="", help="operators whose names begin like this")
     parser.add_argument("--seconds", type=float, default=0.5, help="for each row (0.5)")
+    parser.add_argument("--eager", action="store_true", help="no torch.compile: it takes seconds")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, for a test")
     parser.add_argument("--page", type=Path, help="write the page there")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     args = parser.parse_args()
     try:
-        check_provider("cuda.py", args.provider)
+        check_provider("on_cuda.py", args.provider)
     except GraphgenError as error:
         print(error, file=sys.stderr)
         return 2
@@ -446,7 +461,8 @@ def main() -> int:
     try:
         for i, (case, dtype, count) in enumerate(wanted, 1):
             print(f"{i}/{len(wanted)} {case.name} {dtype} at {count}", file=sys.stderr)
-            rows.append(measured(case, dtype, count, args.provider, torch, seconds))
+            given = case, dtype, count, args.provider, torch, seconds, not args.eager
+            rows.append(measured(*given))
             faults = [fault for row in rows if (fault := row.fault(args.provider))]
             if args.page:  # what is known stays, whatever happens to the device
                 args.page.write_text(page(rows, told, faults), encoding="utf-8")

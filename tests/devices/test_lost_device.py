@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from webgpu_plugin import MARKS
+from devices_here import WEBGPU
 
 import graphgen as gg
 
 SOURCE = Path(__file__).with_name("lost_device.c")
 DRIVERS = os.environ.get("VK_ICD_FILENAMES", "")
 pytestmark = [
-    *MARKS,
+    *WEBGPU.marks,
     pytest.mark.skipif(not shutil.which("cc"), reason="there is no C compiler"),
     pytest.mark.skipif(not DRIVERS.endswith("swiftshader_icd.json"), reason="it needs SwiftShader"),
     pytest.mark.filterwarnings("ignore::graphgen.GraphgenWarning"),

@@ -11,15 +11,18 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
+from devices_here import WEBGPU
 from small_models import relative_rms
-from webgpu_plugin import MARKS
 
 import graphgen as gg
 from graphgen.errors import GraphgenError
 from graphgen.laboratory.across import across
 from graphgen.measure.reference import evaluate
 
-pytestmark = [*MARKS, pytest.mark.filterwarnings("ignore:.*software:graphgen.GraphgenWarning")]
+pytestmark = [
+    *WEBGPU.marks,
+    pytest.mark.filterwarnings("ignore:.*software:graphgen.GraphgenWarning"),
+]
 RNG = np.random.default_rng(0)
 X, PAST = RNG.standard_normal((1, 3, 8), np.float32), RNG.standard_normal((1, 2, 4, 4), np.float32)
 IMAGE, LENGTHS = RNG.standard_normal((2, 3, 6, 6), np.float32), np.array([2], np.int32)

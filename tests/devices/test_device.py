@@ -1,4 +1,7 @@
-"""On WebGPU: `make test-webgpu` sets up the plugin and an adapter, a software one if need be."""
+"""On a device: `make test-webgpu` sets up the plugin and an adapter, a software one if need be.
+
+`make test-cuda` runs the same tests on CUDA.
+"""
 
 import subprocess
 import sys
@@ -7,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import pytest
+from devices_here import CPU, CUDA, WEBGPU, There
 from random_checkpoints import CAUSAL, ENCODERS, SEQ2SEQ, random_checkpoint
 from small_models import relative_rms, vary
-from webgpu_plugin import CPU, MARKS, OWN
 
 import graphgen as gg
 from graphgen import nn
@@ -22,7 +26,6 @@ from graphgen.match import Miss
 from graphgen.measure.reference import evaluate
 from graphgen.runtime import Resident, on_host
 
-pytestmark = MARKS
 X = np.random.default_rng(0).standard_normal((2, 5, 32), np.float32)
 
 
@@ -40,15 +43,15 @@ class Block(nn.Module):
 def path(tmp_path_factory: Any) -> Path:
     """A feed-forward network with a norm, fused."""
     model = gg.build(Block(), x=gg.float32["batch", "seq", 32])
-    gg.export(gg.optimize(model), at := tmp_path_factory.mktemp("webgpu") / "m.onnx")
+    gg.export(gg.optimize(model), at := tmp_path_factory.mktemp("device") / "m.onnx")
     return Path(at)
 
 
-def test_it_runs_there_and_the_plan_says_so(path: Path) -> None:
-    session = gg.Session(path, provider="webgpu", strict=True)
+def test_it_runs_there_and_the_plan_says_so(there: There, path: Path) -> None:
+    session = gg.Session(path, provider=there.name, strict=True)
     plan = session.plan
-    assert plan.device == "webgpu" and plan.providers[0] == OWN and not plan.note
-    assert plan.placement[OWN] >= 5 and set(plan.placement) <= {OWN, CPU}
+    assert plan.device == there.name and plan.providers[0] == there.own and not plan.note
+    assert plan.placement[there.own] >= 5 and set(plan.placement) <= {there.own, CPU}
     [wanted] = evaluate(gg.load(path), {"x": X})
     assert relative_rms(wanted, session(x=X)[0]) < 1e-6
     out = np.empty_like(X)
@@ -56,32 +59,29 @@ def test_it_runs_there_and_the_plan_says_so(path: Path) -> None:
     assert run()[0] is out and relative_rms(wanted, out) < 1e-6
 
 
-def test_nodes_on_the_cpu_read_buffers_as_they_are_at_each_run() -> None:
-    """FusedMatMul has no kernel there; a buffer of the device is copied to it for each run."""
-
-    def product(x: Any, w: Any) -> Any:
-        return gg.ops.fused_matmul(x, w, transB=1)
-
-    model = gg.build(product, x=gg.float32[2, 5, 32], w=gg.float32[4, 32])
-    with pytest.warns(gg.GraphgenWarning, match="for lack of a kernel of webgpu: 1 FusedMatMul"):
-        session = gg.Session(model, provider="webgpu")
-    weights = [np.full((4, 32), n, np.float32) for n in (1, 2)]
-    run = session.bind({"x": X, "w": (buffer := session.place(weights[0]))})
+def test_nodes_on_the_cpu_read_buffers_as_they_are_at_each_run(there: There) -> None:
+    """Det has no kernel there; a buffer of the device is copied to it for each run."""
+    model = gg.build(lambda x, w: x * gg.ops.det(w), x=gg.float32[2, 5, 32], w=gg.float32[2, 2])
+    with pytest.warns(gg.GraphgenWarning, match=f"for lack of a kernel of {there.name}: 1 Det"):
+        session = gg.Session(model, provider=there.name)
+    matrices = [n * np.eye(2, dtype=np.float32) for n in (1, 2)]
+    run = session.bind({"x": X, "w": (buffer := session.place(matrices[0]))})
     assert isinstance(buffer, Resident)
-    for w in weights:
+    for w in matrices:
         buffer.write(w)
-        assert relative_rms(X @ w.T, run()[0]) < 1e-6
+        assert relative_rms(X * w[0, 0] ** 2, run()[0]) < 1e-6
 
 
-def test_the_command_runs_there(path: Path, tmp_path: Path, capsys: Any) -> None:
+def test_the_command_runs_there(there: There, path: Path, tmp_path: Path, capsys: Any) -> None:
     np.save(tmp_path / "x.npy", X)
-    given = ["run", str(path), "--input", f"x={tmp_path / 'x.npy'}", "--provider", "webgpu"]
+    given = ["run", str(path), "--input", f"x={tmp_path / 'x.npy'}", "--provider", there.name]
     assert main([*given, "--strict"]) == 0
-    assert f" on {OWN}" in capsys.readouterr().out
+    assert f" on {there.own}" in capsys.readouterr().out
     assert main(["providers"]) == 0
-    assert "onnxruntime-ep-webgpu" in capsys.readouterr().out
+    assert f"\n{there.name} " in capsys.readouterr().out
 
 
+@WEBGPU.alone
 def test_a_node_of_floats_that_it_leaves_out_is_told(tmp_path: Path) -> None:
     def attend(q: Any) -> Any:
         return gg.ops.attention(q, q, q, q_num_heads=2, kv_num_heads=2)
@@ -94,22 +94,25 @@ def test_a_node_of_floats_that_it_leaves_out_is_told(tmp_path: Path) -> None:
         gg.Session(path, provider="webgpu", strict=True)
 
 
-def test_what_does_not_fit_there_is_one_error_and_the_session_goes_on(tmp_path: Path) -> None:
-    """60,000 x 60,000 numbers are more than any device gives to one buffer."""
+def test_what_does_not_fit_there_is_one_error_and_the_session_goes_on(
+    there: There, tmp_path: Path
+) -> None:
+    """300,000 x 300,000 numbers are more than any device gives to one buffer."""
 
     def largest(a: Any, b: Any) -> Any:
         return gg.ops.reduce_max(a + b, axis=-1)
 
     model = gg.build(largest, a=gg.float32["n", 1], b=gg.float32[1, "m"])
     gg.export(model, path := tmp_path / "outer.onnx")
-    session = gg.Session(path, provider="webgpu")
-    a = np.arange(60_000, dtype=np.float32)
+    session = gg.Session(path, provider=there.name)
+    a = np.arange(300_000, dtype=np.float32)
     with pytest.raises(GraphgenError, match="the run failed") as refused:
         session(a=a[:, None], b=a[None])
     assert "\n" not in str(refused.value)
     np.testing.assert_array_equal(session(a=a[:3, None], b=a[None, :3])[0].ravel(), [2, 3, 4])
 
 
+@WEBGPU.alone
 def test_bisect_finds_the_sines_that_are_coarse_there(tmp_path: Path) -> None:
     def angles(x: Any) -> Any:
         return gg.ops.tanh(gg.ops.sin(x) * 2.0 + x)
@@ -124,20 +127,22 @@ def test_bisect_finds_the_sines_that_are_coarse_there(tmp_path: Path) -> None:
     assert main([*given, "0.1"]) == 0
 
 
-def test_compare_counts_nodes_copies_and_errors_there(path: Path) -> None:
+def test_compare_counts_nodes_copies_and_errors_there(there: There, path: Path) -> None:
     sizes = {"batch": 2, "seq": 5}
-    found = gg.compare(path, dims=sizes, kinds=[], seconds=0.0, providers=["webgpu"])
-    there = found["baseline"].elsewhere["webgpu"]
-    assert there.problem is None and there.nodes >= 5
-    assert there.error is not None and 0 < there.error < 1e-6
+    found = gg.compare(path, dims=sizes, kinds=[], seconds=0.0, providers=[there.name])
+    column = found["baseline"].elsewhere[there.name]
+    assert column.problem is None and column.nodes >= 5
+    assert column.error is not None and 0 < column.error < 1e-6
 
 
-def test_an_exported_layer_trains_there_with_no_float_on_the_cpu(tmp_path: Path) -> None:
+def test_an_exported_layer_trains_there_with_no_float_on_the_cpu(
+    there: There, tmp_path: Path
+) -> None:
     layer = Path(__file__).parents[1] / "fixtures/layer_dynamo_20.onnx"
     gg.artifacts(layer, tmp_path / "art", loss="mse")
     rows = np.random.default_rng(1).standard_normal((4, 2, 6, 32), np.float32)
     batches, losses = [{"x": x, "labels": np.sin(x)} for x in rows], []
-    for provider in ("cpu", "webgpu"):
+    for provider in ("cpu", there.name):
         trainer = gg.Trainer(
             tmp_path / "art", provider=provider, strict=provider != "cpu", accumulate=2,
             schedule=gg.schedule.constant(0.01),
@@ -146,7 +151,7 @@ def test_an_exported_layer_trains_there_with_no_float_on_the_cpu(tmp_path: Path)
     assert np.allclose(*losses, rtol=1e-5, atol=0)
 
 
-def test_twenty_steps_of_training_have_the_losses_of_the_cpu(tmp_path: Path) -> None:
+def test_twenty_steps_of_training_have_the_losses_of_the_cpu(there: There, tmp_path: Path) -> None:
     model = gg.build(nn.EncoderLayer(16, num_heads=2), x=gg.float32["batch", "seq", 16], seed=0)
     gg.export(model, tmp_path / "layer.onnx")
     optimizer = gg.AdamW()
@@ -156,7 +161,7 @@ def test_twenty_steps_of_training_have_the_losses_of_the_cpu(tmp_path: Path) -> 
     x = np.random.default_rng(0).standard_normal((4, 4, 6, 16), np.float32)
     batches = [{"x": rows, "labels": np.sin(rows)} for rows in x]
     losses: list[list[float]] = []
-    for provider in ("cpu", "webgpu"):
+    for provider in ("cpu", there.name):
         constant = gg.schedule.constant(1e-2)
         with warnings.catch_warnings(action="ignore", category=gg.GraphgenWarning):
             trainer = gg.Trainer(tmp_path / "art", schedule=constant, provider=provider)
@@ -170,12 +175,12 @@ def test_twenty_steps_of_training_have_the_losses_of_the_cpu(tmp_path: Path) -> 
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
 
 
-def test_parameters_that_are_set_are_those_of_the_next_step(tmp_path: Path) -> None:
+def test_parameters_that_are_set_are_those_of_the_next_step(there: There, tmp_path: Path) -> None:
     model = gg.build(nn.Linear(4, 2), x=gg.float32["batch", 4], seed=0)
     gg.export(model, tmp_path / "linear.onnx")
     gg.artifacts(tmp_path / "linear.onnx", tmp_path / "art", loss="mse", profile="stock")
     batch = {"x": np.ones((3, 4), np.float32), "labels": np.zeros((3, 2), np.float32)}
-    session = gg.TrainingSession(tmp_path / "art", provider="webgpu")
+    session = gg.TrainingSession(tmp_path / "art", provider=there.name)
     session.copy_buffer_to_parameters(np.zeros(session.get_parameters_size(), np.float32))
     assert session(batch) == 0.0
 
@@ -190,7 +195,7 @@ OPTIMIZERS = [
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=["adamw", "nesterov", "sgd"])
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_the_state_that_stays_there_is_that_of_the_cpu(
-    optimizer: Any, accumulate: int, tmp_path: Path
+    there: There, optimizer: Any, accumulate: int, tmp_path: Path
 ) -> None:
     """Averages, clipping, decay and groups, and a run that goes on from a kept state."""
     model = gg.build(nn.FeedForward(4, 8), x=gg.float32["batch", 4], seed=0)
@@ -200,7 +205,7 @@ def test_the_state_that_stays_there_is_that_of_the_cpu(
     x = np.random.default_rng(0).standard_normal((6, 5, 4), np.float32)
     batches = [{"x": rows, "labels": np.cos(rows)} for rows in x]
     found = []
-    for provider in ("cpu", "webgpu"):
+    for provider in ("cpu", there.name):
         how: dict[str, Any] = {"schedule": gg.schedule.constant(0.05), "provider": provider}
         for steps in (2, 4):
             trainer = gg.Trainer(tmp_path / "art", ema=0.9, **how)
@@ -211,19 +216,19 @@ def test_the_state_that_stays_there_is_that_of_the_cpu(
         moments = [saved.optimizer.momentum0, saved.optimizer.momentum1, saved.optimizer.average]
         found.append([saved.trainable, *moments])
         found[-1].append({"loss": np.float32(trainer.evaluate(batches))})
-    for cpu, webgpu in zip(*found, strict=True):
-        assert cpu.keys() == webgpu.keys()
+    for cpu, device in zip(*found, strict=True):
+        assert cpu.keys() == device.keys()
         for name, wanted in cpu.items():
-            np.testing.assert_allclose(webgpu[name], wanted, rtol=1e-4, atol=1e-6, err_msg=name)
+            np.testing.assert_allclose(device[name], wanted, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
-def test_gradients_of_batches_are_added_up_there(tmp_path: Path) -> None:
+def test_gradients_of_batches_are_added_up_there(there: There, tmp_path: Path) -> None:
     model = gg.build(nn.Linear(4, 2), x=gg.float32["batch", 4], seed=0)
     gg.export(model, tmp_path / "linear.onnx")
     gg.artifacts(tmp_path / "linear.onnx", tmp_path / "art", loss="mse", profile="stock")
     x = np.random.default_rng(0).standard_normal((4, 3, 4), np.float32)
     found = []
-    for provider in ("cpu", "webgpu"):
+    for provider in ("cpu", there.name):
         session = gg.TrainingSession(tmp_path / "art", provider=provider)
         labels = np.ones((3, 2), np.float32)
         for i, rows in enumerate(x):  # one batch, then two
@@ -233,20 +238,20 @@ def test_gradients_of_batches_are_added_up_there(tmp_path: Path) -> None:
                 session.optimizer_step()
                 session.lazy_reset_grad()
         found += [session.gradients, session.parameters]
-    for cpu, webgpu in zip(found[:4], found[4:], strict=True):
+    for cpu, device in zip(found[:4], found[4:], strict=True):
         for name, wanted in cpu.items():
-            np.testing.assert_allclose(webgpu[name], wanted, rtol=1e-4, atol=1e-6, err_msg=name)
+            np.testing.assert_allclose(device[name], wanted, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
 @pytest.mark.parametrize("quantize", [[], ["--quantize", "weights8"]], ids=["fp32", "weights8"])
 def test_generation_gives_the_tokens_of_the_cpu(
-    quantize: list[str], tmp_path: Path, capsys: Any
+    there: There, quantize: list[str], tmp_path: Path, capsys: Any
 ) -> None:
     """All that calculates floats is there, the angles and the rounding, too."""
     checkpoint = Path(__file__).resolve().parents[1] / "fixtures" / "gpt2_checkpoint"
     assert main(["build", str(checkpoint), "-o", str(tmp_path / "out"), *quantize]) == 0
     tokens = []
-    for provider in ("cpu", "webgpu"):
+    for provider in ("cpu", there.name):
         given = ["--ids", "5,9,2", "--max-new-tokens", "8", "--provider", provider, "--strict"]
         capsys.readouterr()
         with warnings.catch_warnings(action="ignore", category=gg.GraphgenWarning):
@@ -258,12 +263,12 @@ def test_generation_gives_the_tokens_of_the_cpu(
 @pytest.mark.filterwarnings("ignore::graphgen.GraphgenWarning")
 @pytest.mark.parametrize("kind", [*CAUSAL, *SEQ2SEQ, *ENCODERS])
 def test_every_kind_of_checkpoint_gives_there_what_it_gives_on_the_cpu(
-    kind: str, tmp_path: Path
+    there: There, kind: str, tmp_path: Path
 ) -> None:
     source = random_checkpoint(tmp_path / "in", {**CAUSAL, **SEQ2SEQ, **ENCODERS}[kind])
     assert main(["build", str(source), "-o", str(tmp_path / "out")]) == 0
     found = []
-    for provider in ("cpu", "webgpu"):
+    for provider in ("cpu", there.name):
         if kind in ENCODERS:
             session = gg.Session(tmp_path / "out" / "onnx" / "model.onnx", provider=provider)
             ids = np.array([[5, 9, 2], [7, 3, 4]])
@@ -280,17 +285,17 @@ def test_every_kind_of_checkpoint_gives_there_what_it_gives_on_the_cpu(
         assert found[0] == found[1]
 
 
-def test_a_buffer_stays_there_from_run_to_run(path: Path) -> None:
-    session = gg.Session(path, provider="webgpu")
+def test_a_buffer_stays_there_from_run_to_run(there: There, path: Path) -> None:
+    session = gg.Session(path, provider=there.name)
     buffer = session.place(X)
     assert isinstance(buffer, Resident) and buffer.shape == X.shape
     [name], other = session.outputs, session.place(np.zeros_like(X))
-    there, back = (
+    forth, back = (
         session.bind({"x": buffer}, {name: other}),
         session.bind({"x": other}, {name: buffer}),
     )
     wanted = X
-    for run, made in ((there, other), (back, buffer)):  # each reads what the one before wrote
+    for run, made in ((forth, other), (back, buffer)):  # each reads what the one before wrote
         [wanted] = evaluate(gg.load(path), {"x": wanted.astype(np.float32)})
         assert run()[0] is made
     with on_host(buffer) as array:
@@ -298,24 +303,28 @@ def test_a_buffer_stays_there_from_run_to_run(path: Path) -> None:
         array[...] = X
     [wanted] = evaluate(gg.load(path), {"x": X})
     assert relative_rms(wanted, session(x=buffer)[0]) < 1e-6
-    with pytest.raises(GraphgenError, match="'x' is on webgpu, and the session on cpu; place it"):
+    told = f"'x' is on {there.name}, and the session on cpu; place it"
+    with pytest.raises(GraphgenError, match=told):
         gg.Session(path, provider="cpu").bind({"x": buffer})
     with pytest.raises(GraphgenError, match=r"'x' is float32\[2, 32\].*its rank must be 3"):
         session.bind({"x": session.place(X[:, 0])})
 
 
 @pytest.mark.parametrize("kind", [InPlace, Growing, EncoderDecoder])
-def test_caches_stay_there(kind: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_caches_stay_there(
+    there: There, kind: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     name = "t5_checkpoint" if kind is EncoderDecoder else "gpt2_checkpoint"
     checkpoint = Path(__file__).resolve().parents[1] / "fixtures" / name
     assert main(["build", str(checkpoint), "-o", str(tmp_path / "out")]) == 0
     if kind is Growing:
         monkeypatch.setattr(decoding, "in_place", lambda model: Miss("it was asked not to be"))
     found = []
-    for provider in ("cpu", "webgpu"):
+    for provider in ("cpu", there.name):
         with warnings.catch_warnings(action="ignore", category=gg.GraphgenWarning):
             decoder = open_decoder(tmp_path / "out", provider=provider)
-        assert type(decoder) is kind
+        in_place = kind is not InPlace or there.name != "cuda" or provider == "cpu"
+        assert type(decoder) is (kind if in_place else Growing), "in float32 CUDA has no kernel"
         assert provider == "cpu" or "Attention" not in decoder.session.plan.note
         decoder.begin = [[0]]
         logits = [decoder.start([[5, 9, 2], [7, 3, 4, 5, 6]], 4, beams=2)]
@@ -327,5 +336,49 @@ def test_caches_stay_there(kind: type, tmp_path: Path, monkeypatch: pytest.Monke
         buffers = {type(buffer) for buffer in decoder.past.values()}
         assert buffers == {np.ndarray if provider == "cpu" else Resident}
         found.append(logits)
-    for cpu, webgpu in zip(*found, strict=True):
-        assert relative_rms(cpu, webgpu) < 1e-5
+    for cpu, device in zip(*found, strict=True):
+        assert relative_rms(cpu, device) < 1e-5
+
+
+@CUDA.alone
+@pytest.mark.parametrize(("dtype", "bound"), [("fp16", 5e-3), ("bf16", 4e-2)])
+def test_products_in_half_train_to_about_the_losses_of_float32(
+    dtype: Any, bound: float, tmp_path: Path
+) -> None:
+    model = gg.build(nn.EncoderLayer(16, num_heads=2), x=gg.float32["batch", "seq", 16], seed=0)
+    gg.export(model, path := tmp_path / "layer.onnx")
+    x = np.random.default_rng(0).standard_normal((4, 4, 6, 16), np.float32)
+    batches, losses = [{"x": rows, "labels": np.sin(rows)} for rows in x], []
+    for provider, of in (("cpu", "fp32"), ("cuda", dtype)):
+        folder = tmp_path / of
+        gg.artifacts(path, folder, loss="mse", dtype=of, profile="stock")
+        trainer = gg.Trainer(folder, schedule=gg.schedule.constant(1e-2), provider=provider)
+        losses.append([line["loss"] for line in trainer.fit(batches, steps=20, progress=False)])
+    assert losses[0] != losses[1]
+    np.testing.assert_allclose(losses[1], losses[0], rtol=bound)
+
+
+@CUDA.alone
+@pytest.mark.filterwarnings("ignore::graphgen.GraphgenWarning")
+@pytest.mark.parametrize(
+    ("given", "bound"),
+    [("", 1e-5), ("--dtype fp16", 5e-3), ("--dtype bf16", 4e-2), ("--quantize int4", 1e-5)],
+)
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_folders_made_for_it_give_there_the_logits_of_the_cpu(
+    kind: str, given: str, bound: float, tmp_path: Path
+) -> None:
+    source, found = str(random_checkpoint(tmp_path / "in", CAUSAL[kind])), []
+    cuda = [*given.split(), "--target", "cuda"]
+    for provider, own in (("cpu", [] if "dtype" in given else cuda), ("cuda", cuda)):
+        assert main(["build", source, "-o", str(tmp_path / provider), *own]) == 0
+        graph = gg.load(tmp_path / provider / "onnx" / "model.onnx")
+        for node in graph.graph:  # the CPU rounds x at the file's level 4, and CUDA does not
+            if node.op_type == "MatMulNBits":
+                node.attributes["accuracy_level"] = ir.AttrInt64("accuracy_level", 1)
+        decoder = open_decoder(graph, provider=provider)
+        logits = [decoder.start([[5, 9, 2], [7, 3, 4, 5, 6]], 4)]
+        logits.append(decoder.step(np.array([1, 2])).copy())
+        found.append(logits)
+    for cpu, device in zip(*found, strict=True):
+        assert relative_rms(cpu.astype(np.float32), device.astype(np.float32)) < bound
