@@ -14,7 +14,7 @@ The official runtime 1.19.2 trains those of the profile `official` directly;
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,20 +31,14 @@ from graphgen.display import on_screen
 from graphgen.edit import claim, infer_model
 from graphgen.errors import GraphgenError, one_of
 from graphgen.export.adapters import LORA
-from graphgen.export.artifact_files import (
-    CHECKPOINT,
-    EVAL,
-    LOSS,
-    OPTIMIZER,
-    TRAINING,
-    replaced,
-)
+from graphgen.export.artifact_files import CHECKPOINT, EVAL, LOSS, OPTIMIZER, TRAINING
 from graphgen.export.checkpoint import Checkpoint
 from graphgen.export.documents import keep_apart
 from graphgen.export.inference import evaluated
 from graphgen.export.losses import AnyLoss, InputType, attach_loss
 from graphgen.export.opset import keeps_meaning, stamp
 from graphgen.export.optimizers import AdamW, Optimizer, check_profile
+from graphgen.export.partial import in_place_of
 from graphgen.export.past import without_past
 from graphgen.export.precision import DTYPES, LOSS_SCALE, Precision
 from graphgen.export.session import model_of
@@ -53,7 +47,6 @@ from graphgen.export.trained import BASE
 from graphgen.export.write import replacing
 from graphgen.files import path_of
 from graphgen.graph import ModelLike, count_operators, parameters
-from graphgen.infer import DOMAIN
 from graphgen.match import Engine, Pass, run_passes
 from graphgen.op import TABLE, is_a
 from graphgen.passes import Report
@@ -62,7 +55,6 @@ from graphgen.passes.training.accumulate import into_buffers, results
 from graphgen.passes.training.adapters import LoRA, adapt, trained_whole
 from graphgen.passes.training.batch_norms import by_batch, in_evaluation, statistics
 from graphgen.passes.training.dropouts import Dropout, put_dropout
-from graphgen.passes.training.halves import in_halves
 from graphgen.passes.training.lowering import lowering, remove_dropout
 from graphgen.passes.training.packed import Base, pack
 from graphgen.passes.training.recompute import RECOMPUTE, Recompute, recomputation, step_bytes
@@ -213,7 +205,7 @@ def artifacts(
         if report is not None:  # first, since no artifacts are replaced if it cannot be written
             [beside] = files.enter_context(replacing("artifacts: report", report))
             beside.write_text(json.dumps(done.to_json(), indent=2) + "\n", encoding="utf-8")
-        new = files.enter_context(replaced(directory))
+        new = files.enter_context(_replaced(directory))
         for one, file in ((made.training, TRAINING), (made.evaluation, EVAL)):
             (new / file).write_bytes(_to_bytes(one, made.runtime))
         data = optimizer.official().SerializeToString(deterministic=True)
@@ -329,11 +321,7 @@ class Prepared:
         if moved:
             described["statistics"] = by_batch(training)
             _check_readers(training, moved, profile)
-        differentiate = partial(_differentiate, names=names, scaled=dtype == "fp16")
-        first = []
-        if profile == "official":  # a kernel of Attention keeps no weights: less memory, more time
-            first = [in_halves(training.clone(), differentiate, dims)]
-        differentiate(training)
+        _differentiate(training, names, scaled=dtype == "fp16")
         state = (1 + len(optimizer.moments)) * sum(weights[name].nbytes for name in names)
         state += sum(array.nbytes for array in weights.values())
         again = recomputation(weights, recompute, memory=memory, state=state, dims=dims)
@@ -341,7 +329,7 @@ class Prepared:
         return cls(
             training,
             evaluation,
-            [*first, *passes, *again, into_buffers(names)],
+            [*passes, *again, into_buffers(names)],
             passes,
             table,
             weights,
@@ -457,10 +445,7 @@ def _check_kernels(model: ir.Model, runtime: Target, hint: str = "") -> None:
     # A session on CUDA runs on the CPU what CUDA has not.
     rest = target("cpu") if runtime.name == "cuda" else runtime
     for node in model.graph.all_nodes():
-        lacking = rest.lacks(node) if runtime.lacks(node) else None
-        if node.domain == DOMAIN:  # no runtime has it, and these files hold no function for it
-            lacking = runtime.missing(node)
-        if lacking:
+        if runtime.lacks(node) and (lacking := rest.lacks(node)):
             instead = "; profile 'stock' may have it" if runtime.name == "official" else ""
             raise GraphgenError(f"artifacts: {where_is(node)}: {lacking}{hint or instead}")
 
@@ -491,3 +476,22 @@ def _array(model: ir.Model, name: str) -> np.ndarray[Any, Any]:
     tensor = model.graph.initializers[name].const_value
     assert tensor is not None
     return tensor.numpy()
+
+
+@contextmanager
+def _replaced(directory: Path) -> Iterator[Path]:
+    """A new folder next to `directory`, which replaces it if all goes well."""
+    files = {TRAINING, EVAL, OPTIMIZER, CHECKPOINT}
+    directory = Path(os.path.realpath(directory))  # a symbolic link stays
+    try:
+        if directory.exists() and (other := {p.name for p in directory.iterdir()} - files):
+            raise GraphgenError(
+                f"artifacts: {directory} holds {min(other)!r}, which is not a training artifact "
+                "and would be replaced as a whole; choose a folder of its own"
+            )
+        with in_place_of(directory) as new:
+            yield new
+    except OSError as error:
+        raise GraphgenError(
+            f"artifacts: {directory} cannot be written: {error.strerror}; choose another place"
+        ) from None

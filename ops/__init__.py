@@ -42,7 +42,6 @@ from graphgen.ops.activation import (
 from graphgen.ops.attention import (
     attention,
     attention_with_weights,
-    causal_attention,
     causal_mask,
     merge_heads,
     scaled_dot_product_attention,
@@ -240,7 +239,6 @@ __all__ = [
     "block_sparse_attention",
     "cast",
     "cast_like",
-    "causal_attention",
     "causal_mask",
     "ceil",
     "clip",

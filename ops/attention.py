@@ -12,7 +12,6 @@ from graphgen.op import composite
 from graphgen.ops.activation import softcap as capped
 from graphgen.ops.elementwise import logical_and, logical_not, where
 from graphgen.ops.layout import (
-    _reshape,
     arange,
     cast,
     concat,
@@ -70,15 +69,12 @@ def attention_with_weights(
     *,
     sinks: Tensor | None = None,
     is_causal: int = 0,
-    last: bool = False,
     kv_num_heads: int | None = None,
     q_num_heads: int | None = None,
     scale: float | None = None,
     softcap: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """softmax(Q Kᵀ · scale) V in simpler operators, and its weights: the softmax, (B, H, T, S).
-
-    With `last`, the causal mask is aligned to the bottom right.
 
     With `sinks`, (H,), each head may look at nothing: the softmax is over the scores and the head's
     sink, which has no value (arXiv 2508.10925, 2.2), so the weights of a row sum to less than 1.
@@ -87,7 +83,7 @@ def attention_with_weights(
     flat = rank(q) == 3
     q, k, v, _ = on_heads(q, k, v, q_num_heads, kv_num_heads)
     scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
-    scores, keep = attention_scores(q, k, mask, is_causal, scale, softcap, last)
+    scores, keep = attention_scores(q, k, mask, is_causal, scale, softcap)
     if sinks is None:
         weights = attention_weights(scores, keep)
     else:
@@ -97,27 +93,6 @@ def attention_with_weights(
         weights = slice_(softmax(concat(scores, column, axis=-1)), [0], [-1], [-1])
     y = matmul(weights, v)
     return (merge_heads(y) if flat else y), weights
-
-
-@composite("CausalAttention", domain=DOMAIN)
-def causal_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None = None,
-    *,
-    kv_num_heads: int | None = None,
-    q_num_heads: int | None = None,
-    scale: float | None = None,
-    softcap: float = 0.0,
-) -> Tensor:
-    """`scaled_dot_product_attention` of the last T of S tokens: row t sees column s ≤ t + S - T.
-
-    The causal mask is aligned to the bottom right; no runtime has it for so few operands.
-    """
-    heads = {"q_num_heads": q_num_heads, "kv_num_heads": kv_num_heads}
-    options: dict[str, Any] = {"is_causal": 1, "scale": scale, "softcap": softcap, **heads}
-    return attention_with_weights(q, k, v, mask, last=True, **options)[0]
 
 
 @composite("SinkAttention", domain=DOMAIN)
@@ -191,13 +166,7 @@ def expect_heads(numbers: Iterable[Any]) -> None:
 
 
 def attention_scores(
-    q: Tensor,
-    k: Tensor,
-    mask: Tensor | None,
-    is_causal: int,
-    scale: float,
-    softcap: float,
-    last: bool = False,
+    q: Tensor, k: Tensor, mask: Tensor | None, is_causal: int, scale: float, softcap: float
 ) -> tuple[Tensor, Tensor | None]:
     """Q Kᵀ · scale, capped, with a float mask added, and the bool mask that keeps, or None."""
     scores = matmul(q * scale, swap_last(k))
@@ -209,8 +178,7 @@ def attention_scores(
     elif mask is not None:
         scores, keep = scores + mask, kept_by(mask, q)
     if is_causal:
-        rows, columns = dim(q, 2), dim(k, 2)
-        causal = causal_mask(rows, columns, columns - rows if last else 0)
+        causal = causal_mask(dim(q, 2), dim(k, 2))
         if keep is None:  # each row keeps a column: it needs no guard
             return scores + where(causal, np.zeros((), numpy_dtype(q)), -math.inf), None
         keep = logical_and(keep, causal)
@@ -272,12 +240,9 @@ def _(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **attributes: Any) -
     return None if mask is None else attention(q, k, v, mask, **attributes)
 
 
-def causal_mask(rows: SizeLike, columns: SizeLike, before: SizeLike = 0) -> Tensor:
-    """The bool mask column ≤ row, of rows after `before` others; sizes are ints or of `dim`."""
-    places = unsqueeze(arange(rows), [1])
-    if not isinstance(before, int) or before:  # rows as given: a Range might have none
-        places = _reshape(places + before, [rows, 1], allowzero=1)
-    return places >= unsqueeze(arange(columns), [0])
+def causal_mask(rows: SizeLike, columns: SizeLike) -> Tensor:
+    """The bool mask column ≤ row; the sizes are ints or results of `dim`."""
+    return unsqueeze(arange(rows), [1]) >= unsqueeze(arange(columns), [0])
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
@@ -317,40 +282,6 @@ def _(
     scale: float | None,
     softcap: float,
 ) -> tuple[Tensor, ...]:
-    """As `_gradients`."""
-    heads = (q_num_heads, kv_num_heads)
-    return _gradients(g, q, k, v, mask, is_causal, heads, scale, softcap)
-
-
-@causal_attention.vjp
-def _(
-    g: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    kv_num_heads: int | None,
-    q_num_heads: int | None,
-    scale: float | None,
-    softcap: float,
-) -> tuple[Tensor, ...]:
-    """As `_gradients`."""
-    heads = (q_num_heads, kv_num_heads)
-    return _gradients(g, q, k, v, mask, 1, heads, scale, softcap, last=True)
-
-
-def _gradients(
-    g: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    is_causal: int,
-    heads: tuple[int | None, int | None],
-    scale: float | None,
-    softcap: float,
-    last: bool = False,
-) -> tuple[Tensor, ...]:
     """dV = Pᵀ G, dP = G Vᵀ, dS = P ⊙ (dP - Σ P ⊙ dP), dQ = scale dS K, dK = scale dSᵀ Q.
 
     dV and dK are transposed results, Gᵀ P and scale Qᵀ dS: the narrow operand is turned. The
@@ -358,10 +289,10 @@ def _gradients(
     subexpressions shares them.
     """
     flat = rank(q) == 3
-    q, k, v, groups = on_heads(q, k, v, *heads)
+    q, k, v, groups = on_heads(q, k, v, q_num_heads, kv_num_heads)
     g = split_heads(g, q.shape[1]) if flat else g
     scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
-    scores, keep = attention_scores(q, k, mask, is_causal, scale, softcap, last)
+    scores, keep = attention_scores(q, k, mask, is_causal, scale, softcap)
     p = attention_weights(scores, keep)
     dv = matmul(swap_last(g), p)
     dp = matmul(g, swap_last(v))

@@ -92,9 +92,7 @@ def _(
     whole, part = (sizes_vector(*(dim(v, a) for a in over)) for v in (x, y))
     start = cast_like(starts, np.zeros((), np.int64))
     start = where(less(start, 0), start + whole, start)
-    first = constant(starts) if isinstance(starts, Value) else np.asarray(starts)
-    from_start = first is not None and not first.any()
-    before = start if from_start else minimum(maximum(start, 0), whole)
+    before = minimum(maximum(start, 0), whole)
     return shaped(pad(g, concat(before, whole - before - part, axis=0), None, over), x)
 
 

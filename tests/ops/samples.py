@@ -1325,11 +1325,6 @@ SAMPLES[MICROSOFT, "GroupQueryAttention"] += [
     _with_sinks(_cached(1, 3, [5], 5, local_window_size=2), 11),
     _with_sinks(_group_query(False), 11),
 ]
-SAMPLES["graphgen", "CausalAttention"] = [
-    of(*_heads(4, 2, 3, 5), scale=0.3),
-    of(*_heads(4, 2, 3, 5), flags(2, 1, 3, 5), softcap=1.5),
-    of(n(2, 1, 8), n(2, 5, 8), n(2, 5, 8), q_num_heads=4, kv_num_heads=4),
-]
 SAMPLES["graphgen", "SinkAttention"] = [
     _with_sinks(of(*_heads(4, 2, 3, 5), scale=0.3), 3),
     _with_sinks(of(*_heads(4, 2, 3, 5), flags(2, 1, 3, 5), softcap=1.5), 3),

@@ -90,8 +90,8 @@ def test_only_narrow_operands_of_products_are_transposed(folder: Path) -> None:
                 assert heads or (i, list(perm.ints)) == (0, [0, 1, 3, 2])
                 narrow += not heads
     fused = [node for node in nodes if node.op_type == "FusedMatMul"]
-    # In both halves of each layer Q Kᵀ, and behind it G Vᵀ; x Eᵀ once. Gᵀ P and Qᵀ dS read copies.
-    assert (len(fused), narrow) == (4 * 2 + 1, 4 * 2)
+    # In each layer Q Kᵀ, and behind it G Vᵀ; x Eᵀ once. Gᵀ P and Qᵀ dS read copies.
+    assert (len(fused), narrow) == (2 * 2 + 1, 2 * 2)
 
 
 def test_a_gelu_that_is_calculated_again_shares_its_gradients_factor(tmp_path: Path) -> None:
