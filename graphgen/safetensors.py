@@ -8,9 +8,10 @@ the shape and the offsets after the header of each tensor
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from io import BytesIO
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -83,7 +84,7 @@ def read_header(path: Path) -> Iterator[Weight]:
             )
         text = stream.read(length)
     try:
-        header = json.loads(text)
+        header = json.loads(text, object_pairs_hook=_once)
         header.pop("__metadata__", None)
         entries = []
         for name, entry in header.items():
@@ -95,6 +96,7 @@ def read_header(path: Path) -> Iterator[Weight]:
         raise GraphgenError(
             f"{path}: its header is damaged ({error!r}); download it again"
         ) from error
+    found = []
     for name, kind, shape, start, end in entries:
         if kind not in _DTYPES:
             raise GraphgenError(
@@ -106,7 +108,27 @@ def read_header(path: Path) -> Iterator[Weight]:
                 f"{path}: {name} is {kind}{list(shape)} at {start} to {end} of {size - 8 - length} "
                 "bytes: the file is truncated or damaged; download it again"
             )
-        yield Weight(path, name, dtype, shape, 8 + length + start)
+        found.append(Weight(path, name, dtype, shape, 8 + length + start))
+    if problem := overlap_in((start, end, name) for name, *_, start, end in entries):
+        raise GraphgenError(f"{path}: {problem}: the file is damaged; download it again")
+    yield from found
+
+
+def overlap_in(spans: Iterable[tuple[int, int, str]]) -> str:
+    """Which two tensors share bytes, of their starts, ends and names; "" if none do."""
+    ordered = sorted(span for span in spans if span[0] < span[1])
+    for (_, end, one), (start, _, other) in pairwise(ordered):
+        if start < end:
+            return f"{one!r} and {other!r} share bytes"
+    return ""
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, of which nothing is named twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name stands twice")
+    return found
 
 
 def _size(value: Any) -> int:

@@ -592,11 +592,22 @@ def change_header(folder, change):
         ({"data_offsets": [64, 0]}, "the file is truncated or damaged"),
         ({"data_offsets": [0, 1, 2]}, "its header is damaged"),
         ({"data_offsets": [10**6, 10**6 + 64]}, "the file is truncated or damaged"),
+        ({"data_offsets": [4, 68]}, "share bytes: the file is damaged"),
     ],
 )
 def test_a_header_is_wrong(folder, refused, change, told):
     change_header(folder, lambda entry: entry.update(change))
     assert told in refused()
+
+
+def test_a_name_stands_twice_in_a_header(folder, refused):
+    data = (folder / "model.safetensors").read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    one, other, *_ = json.loads(data[8:end])
+    told = data[8:end].replace(f'"{other}"'.encode(), f'"{one}"'.encode())
+    new = len(told).to_bytes(8, "little") + told + data[end:]
+    (folder / "model.safetensors").write_bytes(new)
+    assert "a name stands twice" in refused()
 
 
 @pytest.mark.parametrize(

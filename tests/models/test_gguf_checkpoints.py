@@ -415,6 +415,14 @@ def test_files_that_do_not_fit_are_refused_in_one_line(tmp_path: Path) -> None:
         refused("its header is damaged", data[:size])
     at = data.index(b"tokenizer.ggml.tokens") + 21 + 8
     refused("its header is damaged", data[:at] + b"\xff" * 8 + data[at + 8 :])
+    places = {}
+    for name in (b"blk.0.ffn_up.weight", b"blk.0.ffn_down.weight"):
+        at = data.index(name) + len(name) + 4 + 16 + 4
+        places[name] = at, data[at : at + 8]
+    (at, _), (_, other) = places.values()
+    refused("share bytes", data[:at] + other + data[at + 8 :])
+    odd = (int.from_bytes(other, "little") + 1).to_bytes(8, "little")
+    refused("does not start at a multiple of 32", data[:at] + odd + data[at + 8 :])
     refused("gpt_neox, not for bloom", data, model_type="bloom")
     refused("config.json for 'qwen2': they are", data, model_type="qwen2")
     refused("config.json has num_hidden_layers 2", data, num_hidden_layers=2)

@@ -18,7 +18,7 @@ from graphgen.errors import GraphgenError
 from graphgen.files import present, regular
 from graphgen.models.published.gguf_tensors import FEW, FLOATS, OTHERS, FewTensor, FloatTensor
 from graphgen.models.published.weights import INDEX, SINGLE
-from graphgen.safetensors import Weight
+from graphgen.safetensors import Weight, overlap_in
 
 _SCALARS: dict[int, str] = dict(
     zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True)
@@ -101,6 +101,8 @@ class _Reader:
             raise ValueError("no GGUF")
         tensors, count = self.take("Q"), self.take("Q")
         fields = {self.string(): self.value(self.take("I")) for _ in range(count)}
+        if len(fields) < count:
+            raise ValueError("two fields of one name")
         if fields.get("split.count", 1) not in (0, 1):
             problem = f"is one of {fields['split.count']} files of a model"
             raise GraphgenError(f"{self.path} {problem}; join them with llama-gguf-split --merge")
@@ -115,12 +117,20 @@ class _Reader:
         if type(align) is not int or align < 1:
             raise ValueError(f"an alignment of {align!r}")
         start = -(-self.stream.tell() // align) * align
-        found = {n: self.tensor(n, shape, kind, start + at) for n, shape, kind, at in entries}
+        if any(at % align for *_, at in entries):
+            raise ValueError(f"a tensor that does not start at a multiple of {align} bytes")
+        found, spans = dict[str, Weight](), []
+        for name, shape, kind, at in entries:
+            found[name], size = self.tensor(name, shape, kind, start + at)
+            spans.append((at, at + size, name))
         if len(found) < len(entries):
             raise ValueError("two tensors of one name")
+        if problem := overlap_in(spans):
+            raise ValueError(problem)
         return Gguf(self.path, fields, found)
 
-    def tensor(self, name: str, shape: tuple[int, ...], kind: int, at: int) -> Weight:
+    def tensor(self, name: str, shape: tuple[int, ...], kind: int, at: int) -> tuple[Weight, int]:
+        """The tensor, and how many bytes it takes."""
         made: Weight
         if kind in FLOATS:
             made = FloatTensor(self.path, name, FLOATS[kind], shape, at)
@@ -137,4 +147,4 @@ class _Reader:
             )
         if at + needs > self.size:
             raise ValueError(f"{name} ends beyond the file")
-        return made
+        return made, needs
