@@ -61,7 +61,7 @@ def _formal(side: Sequence[onnx.defs.OpSchema.FormalParameter], index: int) -> s
     if index < len(side):
         return side[index].type_str
     many = onnx.defs.OpSchema.FormalParameterOption.Variadic
-    return side[-1].type_str if side and side[-1].option is many else None
+    return side[-1].type_str if side and side[-1].option == many else None
 
 
 @cache
