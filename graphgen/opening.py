@@ -105,7 +105,7 @@ def open_session(
         return session, device, ""
     session, reason = None, f"this onnxruntime has no {CUDA}"
     if CUDA in ort.get_available_providers():
-        of_cuda = {k.removeprefix(_OF_CUDA): v for k, v in config.items() if _OF_CUDA in k}
+        of_cuda = {k.removeprefix(_OF_CUDA): v for k, v in config.items() if k.startswith(_OF_CUDA)}
         try:
             _preload(ort)
             session = recorded(providers=[(CUDA, {"use_tf32": "0"} | of_cuda), CPU])

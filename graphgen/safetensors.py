@@ -8,7 +8,7 @@ the shape and the offsets after the header of each tensor
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from io import BytesIO
 from itertools import pairwise
@@ -72,7 +72,7 @@ class Weight:
         return read
 
 
-def read_header(path: Path) -> Iterator[Weight]:
+def read_header(path: Path) -> list[Weight]:
     """The tensors in a file. Raises GraphgenError if it is damaged or cut short."""
     with path.open("rb") as stream:
         size = os.fstat(stream.fileno()).st_size
@@ -111,7 +111,7 @@ def read_header(path: Path) -> Iterator[Weight]:
         found.append(Weight(path, name, dtype, shape, 8 + length + start))
     if problem := overlap_in((start, end, name) for name, *_, start, end in entries):
         raise GraphgenError(f"{path}: {problem}: the file is damaged; download it again")
-    yield from found
+    return found
 
 
 def overlap_in(spans: Iterable[tuple[int, int, str]]) -> str:

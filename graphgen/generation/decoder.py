@@ -67,19 +67,21 @@ def open_decoder(
     """
     side_by_side()
     how: dict[str, Any] = {"threads": threads, "provider": provider, "strict": strict}
+    old = minor(import_runtime().__version__) < (1, 24)
+    device = _device_of(provider)
     path = Path(model) if isinstance(model, str | os.PathLike) else None
     in_folder = path is not None and path.is_dir()
     if path is not None and in_folder:
         found = _files(path)
         if {_ENCODER, _DECODER} <= {*found}:
-            files, device = [found[_ENCODER], found[_DECODER]], _device_of(provider)
+            files = [found[_ENCODER], found[_DECODER]]
             if adapter is None and adapters is None and not device:
                 encoder = Session(files[0], options=QUIET, **how)
                 bound = _bound(load(files[1]), in_folder=True)
                 return EncoderDecoder(encoder, Session(files[1], **how), bound)
             both = adapted([load(file) for file in files], "generate", adapter, adapters)
             encoder, decoder = (
-                session_on(_made_for(device, graph) if device else graph, file, changed, **how)
+                session_on(_made_for(device, graph), file, changed, **how)
                 for file, (graph, changed) in zip(files, both, strict=True)
             )
             return EncoderDecoder(encoder, decoder, _bound(both[1][0], in_folder=True))
@@ -110,12 +112,10 @@ def open_decoder(
         placed = placed if isinstance(again, Miss) else again
         if not isinstance(made, Miss) and "position_ids" not in inputs:
             graph = optimize(made.model).model
-    old = minor(import_runtime().__version__) < (1, 24)
     if old and isinstance(placed, ir.Model) and (problem := _wrong_below_1_24(placed)):
         if known:
             raise GraphgenError(f"{who}: {problem}")
         placed = Miss(problem)
-    device = _device_of(provider)
     if device and isinstance(placed, ir.Model) and (reason := lacks(placed, find_target(device))):
         if known:
             raise GraphgenError(
@@ -138,7 +138,7 @@ def open_decoder(
         beside = None if prompts is not None or beside is None or not beside.exists() else beside
         second: Any = prompts if beside is None else load(beside)
         if second is not None:
-            reader = _reader(second, beside, session, how)
+            reader = _reader(second, beside, session, device, how)
     return InPlace(session, chunk, _bound(placed, in_folder=in_folder), reader)
 
 
@@ -148,7 +148,11 @@ def _is_placed(model: ir.Model) -> bool:
 
 
 def _reader(
-    model: ModelLike, path: Path | None, session: Session, how: Mapping[str, Any]
+    model: ModelLike,
+    path: Path | None,
+    session: Session,
+    device: TargetName | None,
+    how: Mapping[str, Any],
 ) -> Reader:
     """What reads prompts into the cache of a session: raises GraphgenError if it does not fit."""
     model = model_in(model, "generate")
@@ -163,7 +167,7 @@ def _reader(
         if isinstance(placed, Miss):
             raise GraphgenError(f"{who}: {placed.reason}; build the folder again")
         keep_last(placed, several=True)
-        found = session_on(_by_products(placed, _device_of(how["provider"])), path, **how)
+        found = session_on(_by_products(placed, device), path, **how)
         if (found.inputs, found.outputs) != (session.inputs, session.outputs):
             problem = "its inputs and outputs are not those of the model beside it"
             raise GraphgenError(f"{who}: {problem}; build the folder again")
