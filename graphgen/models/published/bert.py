@@ -20,6 +20,7 @@ def specification(config: Config, **own: Any) -> EncoderSpecification:
     config.expect("position_embedding_type", "absolute")
     config.expect("directionality", "bidi")
     features, heads = config.take("hidden_size", int), config.take("num_attention_heads", int)
+    config.expect("emb_size", features)  # TinyBERT's note
     hidden = config.take("intermediate_size", int)
     activation = config.choose("hidden_act", ACTIVATIONS, own.pop("absent", "gelu"))
     given: dict[str, Any] = {

@@ -20,7 +20,7 @@ _MOST_LAYERS = 1000  # each becomes an object before the weights show that there
 _WITHOUT_EFFECT = re.compile(
     r"_\w+|architectures|model_type|transformers_version|torch_dtype|dtype|tokenizer_class|"
     r"\w+_token_id|\w+_token_ids|vocab_size_\w+|id2label|label2id|num_labels|problem_type|"
-    r"task_specific_params|finetuning_task|return_dict|use_cache|use_return_dict|output_\w+|"
+    r"task_specific_params|finetuning_task|return_dict\w*|use_cache|use_return_dict|output_\w+|"
     r"keys_to_ignore_at_inference|gradient_checkpointing|is_encoder_decoder|torchscript|tpu_\w+|"
     r"initializer_\w+|\w*init_std|\w*dropout\w*|\w+_pdrop|\w*layerdrop|classifier_drop\w*|"
     r"pretraining_tp|use_bfloat16|summary_\w+|pruned_heads|auto_map|quantization_config_\w+|"
@@ -33,10 +33,14 @@ _WITHOUT_EFFECT = re.compile(
     r"exponential_decay_length_penalty|suppress_tokens|begin_suppress_tokens|prefix|"
     r"remove_invalid_values|force_bos_token_to_be_generated|student_\w+|replacing_rate|save_step|"
     # Notes of other libraries, and fields that transformers' classes have never read.
-    r"transformers\.js_config|cache_implementation|model_max_length|"
+    r"transformers\.js_config|custom_pipelines|cache_implementation|model_max_length|"
+    r"n_special|predict_special_tokens|name|language|neftune_noise_alpha|"
     r"unsloth_\w+|sbert_ce_default_activation_function|sentence_transformers|max_sequence_length"
 )
 """Fields on how to train, store or generate: no tensor of a forward pass depends on them."""
+
+_OFF = ("is_decoder", "add_cross_attention", "tie_encoder_decoder", "tf_legacy_loss")
+"""What older files note of any model; false is what every class without such a field does."""
 
 ACTIVATIONS: dict[str, Activation] = {
     "relu": "relu",
@@ -177,7 +181,10 @@ class Config:
         left = [
             f"{name} = {value!r:.60}"
             for name, value in sorted(self._fields.items())
-            if name not in self._taken and not _WITHOUT_EFFECT.fullmatch(name)
+            if name not in self._taken
+            and not _WITHOUT_EFFECT.fullmatch(name)
+            and not (value is False and name in _OFF)
+            and value not in ("", [], {})  # which says nothing
         ]
         if left:
             raise GraphgenError(

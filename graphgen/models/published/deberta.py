@@ -74,7 +74,7 @@ def _specification(
     shared: bool = False,
     normed: bool = False,
 ) -> EncoderSpecification:
-    config.ignore("padding_idx")
+    config.ignore("padding_idx", "pooler")
     features, heads = config.take("hidden_size", int), config.take("num_attention_heads", int)
     config.expect("pooler_hidden_size", features)
     length = config.take("max_position_embeddings", int, 512)

@@ -44,6 +44,7 @@ def gemma(config: Config) -> Specification:
 def gemma2(config: Config) -> Specification:
     """Norms before and after, softcaps, every other layer local."""
     config.ignore("hidden_act")  # the class reads hidden_activation
+    config.ignore("sliding_window_size")  # a copy of sliding_window, which the class reads
     layers = config.take("num_hidden_layers", int)
     window = config.optional("sliding_window", int, absent(config, "window"))
     found = layer_windows(config, window, [i % 2 == 0 for i in range(layers)])

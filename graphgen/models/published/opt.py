@@ -14,6 +14,9 @@ from graphgen.models.published.specification import Sight, Specification
 
 def opt(config: Config) -> Specification:
     """OPT (arXiv 2205.01068): learned positions, the first at row 2, and norms before or after."""
+    # What the publishers of Galactica note about their architecture.
+    config.expect("learned_embeddings", True)
+    config.expect("scale_embeddings", False)
     features, heads = config.take("hidden_size", int), config.take("num_attention_heads", int)
     bias = config.take("enable_bias", bool, True)
     before = config.take("do_layer_norm_before", bool, True)

@@ -93,6 +93,7 @@ def _rotary(
     given = given_parameters(config) if parameters is None else dict(parameters)
     kind = given.pop("rope_type", given.pop("type", "default"))
     given.pop("type", None)
+    given.pop("finetuned", None)  # a note on yarn, whose kind says it
     if kind in ("su", "yarn") and config.model_type == "phi3":
         kind = "longrope"  # what it was called first
     if wrong := [name for name, value in given.items() if not _is_number(name, value)]:
