@@ -67,7 +67,7 @@ class Trait(enum.Flag):
     OMITS_EMPTY = enum.auto()
     """An operand without elements means the same as none, and some readers accept none only."""
     WIDTH_AS_ZERO = enum.auto()
-    """The runtime takes the last size of an operand for 0 if nothing in the file says it."""
+    """ONNX or the runtime takes an operand's last size for 0 if nothing in the file says it."""
 
 
 class Lookup(NamedTuple):

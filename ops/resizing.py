@@ -67,7 +67,9 @@ class How(NamedTuple):
     exclude_outside: int
 
 
-@primitive("Resize", traits=Trait.REFERENCE_DIFFERS | Trait.SIZED | Trait.OMITS_EMPTY)
+@primitive(
+    "Resize", traits=Trait.REFERENCE_DIFFERS | Trait.SIZED | Trait.OMITS_EMPTY | Trait.WIDTH_AS_ZERO
+)
 def resize(
     x: Tensor,
     roi: Tensor | None = None,

@@ -340,6 +340,22 @@ def test_what_is_empty_in_a_body_is_left_out(tmp_path):
 
 
 @pytest.mark.skipif(newest_opset() < 22, reason="the runtime reads opsets up to 21")
+def test_sizes_of_unknown_number_in_a_body_are_no_reason_to_refuse_it(tmp_path):
+    """ONNX takes how many sizes there are for 0 where it cannot infer it, as in Mask R-CNN."""
+    text = """<ir_version: 8, opset_import: ["": 17]> g (int64 k, float[1,1,2,n] x) => (float[] y) {
+        c = Constant <value = bool {1}> ()
+        y = Loop (k, c) <body = b (int64 i, bool d) => (bool e, float[] z) {
+            e = Identity (d) zero = Constant <value = int64[1] {0}> ()
+            i1 = Unsqueeze (i, zero) one = Constant <value = int64[3] {1, 1, 4}> ()
+            three = Constant <value_ints = [3]> () w = Add (i1, three)
+            sizes = Concat <axis = 0> (one, w) z = Resize <mode = "nearest"> (x, , , sizes) }> }"""
+    path = write(tmp_path / "a.onnx", text)
+    feeds = {"k": np.array(1), "x": np.arange(6, dtype=np.float32).reshape(1, 1, 2, 3)}
+    files = [path, export(gg.optimize(load(path)).model, tmp_path / "b.onnx")]
+    runs = [ort.InferenceSession(file).run(None, feeds)[0] for file in files]
+    assert runs[0].shape == (1, 1, 1, 4, 3) and np.array_equal(*runs)
+
+
 def test_a_pool_whose_sizes_an_older_opset_infers_otherwise_keeps_its_opset(tmp_path):
     """The last window of three would begin behind the image: there are two, at every opset."""
     text = '<ir_version: 8, opset_import: ["": {}]> g (float[1,1,{}] x) => (y) {{'
