@@ -58,7 +58,7 @@ def fields(kind: str) -> tuple[str, str]:
             taken |= {prefix + name for name in part._taken}
             fixed |= {prefix + name: values for name, values in part.fixed.items()}
     own = ("n_ctx", "num_hidden_layers", "is_gated_act", "dense_act_fn", "ff_factor", "n_inner")
-    own += ("layer_switch",)  # these say again what others do
+    own += ("layer_switch", "emb_size")  # these say again what others do
     told = [
         f"{name} {' or '.join(str(v).lower() for v in values) or 'absent'}"
         for name, values in sorted(fixed.items())

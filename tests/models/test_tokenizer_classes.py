@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from graphgen.errors import GraphgenError
 from graphgen.models.published.folder import encoded, tokenizer
@@ -22,6 +22,9 @@ def written(folder, kind, told, *, normalizer=None, before=None):
         made.normalizer = normalizer
     made.pre_tokenizer = before or pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.add_special_tokens(["<s>"])
+    if kind == "bart":  # whose class puts it there
+        number = [("<s>", WORDS["<s>"])]
+        made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=number)
     made.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps(told))
     (folder / "config.json").write_text(json.dumps({"model_type": kind}))
@@ -119,3 +122,37 @@ def test_a_tokenizer_on_which_its_library_panics(tmp_path):
 def test_a_part_of_no_type(tmp_path, kind):
     (tmp_path / "tokenizer.json").write_text(json.dumps({"pre_tokenizer": {"type": kind}}))
     check_tokenizer(tmp_path)  # reading it gives the error
+
+
+def test_tokens_around_a_text_and_classes_of_words_are_told(tmp_path):
+    """The class of BERT puts [CLS] and [SEP] there, and leaves out what prints nothing."""
+    words = ["[CLS]", "[SEP]", "[UNK]", "hello", "x"]
+    made = Tokenizer(models.WordPiece({text: i for i, text in enumerate(words)}, unk_token="[UNK]"))
+    made.normalizer = normalizers.BertNormalizer()
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    ends = [("[CLS]", 0), ("[SEP]", 1)]
+    right = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    for normalizer, after, told in (
+        (normalizers.BertNormalizer(), right, 0),
+        (normalizers.BertNormalizer(), None, 1),
+        (normalizers.BertNormalizer(clean_text=False), right, 1),
+    ):
+        made.normalizer, made.post_processor = normalizer, after
+        made.save(str(tmp_path / "tokenizer.json"))
+        assert len([*class_remarks(tmp_path)]) == told
+
+
+@pytest.mark.parametrize("kind", ["t5", "xlm-roberta", "camembert", "albert"])
+def test_a_class_of_sentencepiece_that_normalizes_otherwise_is_told(tmp_path, kind):
+    made = Tokenizer(models.Unigram([("<s>", 0.0), ("</s>", 0.0), ("\u2581x", -1.0)], unk_id=0))
+    space = pre_tokenizers.Metaspace(prepend_scheme="always", split=True)
+    words = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), space])
+    single = "$A </s>" if kind == "t5" else "<s> $A </s>"
+    numbers = [("<s>", 0), ("</s>", 1)]
+    made.post_processor = processors.TemplateProcessing(single=single, special_tokens=numbers)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    for before, told in ((words, False), (space, True)):
+        made.pre_tokenizer = before
+        made.save(str(tmp_path / "tokenizer.json"))
+        assert bool([*class_remarks(tmp_path)]) == told

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from graphgen.errors import GraphgenError
 from graphgen.models.published.folder import tokenizer
@@ -88,10 +88,31 @@ SPLITS: dict[str, Any] = {
 }
 
 
+TEXTS = ["Hello World 12345", "  two  spaces\n\nlines\t\u00fc u\u0301", "it's a<s>b <s> c"]
+TEXTS += ["\ufb01 ``x'' \u65e5\u672c \u00c0 \x00", ""]
+
+
+def same_ids(folder: Path, made: Tokenizer, name: str, named: dict[str, Any]) -> bool:
+    """Whether transformers reads the texts as we do; there is a line if and only if it does not."""
+    made.save(str(folder / "tokenizer.json"))
+    told = {"tokenizer_class": f"{name}Tokenizer" + "Fast" * (name == "PreTrained"), **named}
+    files = {"tokenizer_config": told, "config": {"model_type": "llama", "vocab_size": 400}}
+    for file, content in files.items():
+        (folder / f"{file}.json").write_text(json.dumps(content))
+    theirs, ours = transformers.AutoTokenizer.from_pretrained(folder), tokenizer(folder)
+    with_ends = name != "Whisper"  # whose prompts are not texts
+    same = all(
+        theirs(text, add_special_tokens=with_ends)["input_ids"]
+        == ours.encode(text, add_special_tokens=with_ends).ids
+        for text in TEXTS
+    )
+    assert bool([*class_remarks(folder)]) == (not same), told
+    return same
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_line_tells_that_a_class_reads_other_ids(name: str, tmp_path: Path) -> None:
     """There is one if and only if transformers gives other ids."""
-    texts = ["Hello World 12345", "  two  spaces\n\nlines\t\u00fc u\u0301", "it's a<s>b <s> c"]
     seen = set()
     for which, normalizer in ((which, nfc) for which in SPLITS for nfc in (False, True)):
         made = Tokenizer(models.BPE(BYTES | MERGED, MERGES))
@@ -99,18 +120,96 @@ def test_a_line_tells_that_a_class_reads_other_ids(name: str, tmp_path: Path) ->
         if normalizer:
             made.normalizer = normalizers.NFC()
         made.add_special_tokens(["<s>"])
-        made.save(str(tmp_path / "tokenizer.json"))
-        told = {"tokenizer_class": f"{name}Tokenizer" + "Fast" * (name == "PreTrained")}
-        told |= dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<s>")
-        files = {"tokenizer_config": told, "config": {"model_type": "llama", "vocab_size": 400}}
-        for file, content in files.items():
-            (tmp_path / f"{file}.json").write_text(json.dumps(content))
-        theirs, ours = transformers.AutoTokenizer.from_pretrained(tmp_path), tokenizer(tmp_path)
-        same = all(
-            theirs(text, add_special_tokens=False)["input_ids"]
-            == ours.encode(text, add_special_tokens=False).ids
-            for text in texts
-        )
-        assert bool([*class_remarks(tmp_path)]) == (not same), (which, normalizer)
-        seen.add(same)
+        if name in ("Roberta", "Bart"):
+            made.post_processor = around("<s>", "<s>", numbers=[*BYTES, *MERGED])
+        kinds = ("bos_token", "eos_token", "unk_token", "cls_token", "sep_token")
+        seen.add(same_ids(tmp_path, made, name, dict.fromkeys(kinds, "<s>")))
     assert seen == ({True} if name == "PreTrained" else {True, False}) or name == "Gemma"
+
+
+def around(*tokens: str, numbers: Any) -> Any:
+    """What puts one token of the vocabulary behind a text, or another before it, too."""
+    single = " ".join([*tokens[:-1], "$A", tokens[-1]])
+    named = [(token, numbers.index(token)) for token in {*tokens}]
+    return processors.TemplateProcessing(single=single, special_tokens=named)
+
+
+WORDS = [
+    "\u2581",
+    "\u2581Hello",
+    "\u2581hello",
+    "\u2581two",
+    "l",
+    "fi",
+    "x",
+    "12",
+    "\u00fc",
+    "u",
+    '"',
+]
+UNIGRAMS: dict[str, list[str]] = {
+    "T5": ["</s>"],
+    "XLMRoberta": ["[CLS]", "</s>"],
+    "Camembert": ["[CLS]", "</s>"],
+    "Albert": ["[CLS]", "</s>"],
+    "DebertaV2": ["[CLS]", "</s>"],
+    "Pegasus": ["</s>"],
+}
+"""Classes of SentencePiece, and the tokens around a text."""
+WHITESPACE: dict[str, Any] = {
+    "words": lambda: pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), MARK()]),
+    "marks": lambda: MARK(),
+}
+MARK = lambda: pre_tokenizers.Metaspace(prepend_scheme="always", split=True)  # noqa: E731
+COMPOSED: dict[str, Any] = {
+    "nothing": lambda: None,
+    "nfkc": lambda: normalizers.NFKC(),
+    "albert": lambda: normalizers.Sequence(
+        [
+            *(normalizers.Replace(quotes, '"') for quotes in ("``", "''")),
+            *(normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase()),
+        ]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNIGRAMS)
+def test_a_line_tells_that_a_class_of_sentencepiece_reads_other_ids(
+    name: str, tmp_path: Path
+) -> None:
+    unknown = {"T5": 2, "Albert": 1}.get(name, 3)  # where each has it
+    special = ["[CLS]", "</s>", "<pad>"]
+    special.insert(unknown, "<unk>")
+    vocabulary = [(text, 0.0) for text in special] + [(text, -3.0) for text in WORDS]
+    named = {"bos_token": "[CLS]", "cls_token": "[CLS]", "pad_token": "<pad>"}
+    named |= dict.fromkeys(("eos_token", "sep_token"), "</s>") | {"unk_token": "<unk>"}
+    named |= {"mask_token": "<unk>"} | ({"extra_ids": 0} if name == "T5" else {})
+    seen = set()
+    for words in WHITESPACE:
+        for normalizer in COMPOSED:
+            for ends in (UNIGRAMS[name], ["</s>", "</s>"]):
+                made = Tokenizer(models.Unigram(vocabulary, unk_id=unknown))
+                made.pre_tokenizer = WHITESPACE[words]()
+                if (found := COMPOSED[normalizer]()) is not None:
+                    made.normalizer = found
+                made.post_processor = around(*ends, numbers=special)
+                made.add_special_tokens(special)
+                seen.add(same_ids(tmp_path, made, name, named))
+    assert False in seen
+    assert True in seen or name in ("DebertaV2", "Pegasus")
+
+
+@pytest.mark.parametrize("name", ["Bert", "DistilBert", "Electra"])
+def test_a_line_tells_that_bert_reads_other_ids(name: str, tmp_path: Path) -> None:
+    special = ["[CLS]", "[SEP]", "[PAD]", "[UNK]", "[MASK]", "<s>"]
+    words = [*special, "hello", "it", "'", "s", "a", "c", "\u65e5", "x", "u", "\u00fc", "`"]
+    seen = set()
+    for own in ({}, {"clean_text": False}, {"handle_chinese_chars": False}):
+        for ends in (["[CLS]", "[SEP]"], ["[SEP]"]):
+            made = Tokenizer(models.WordPiece({text: i for i, text in enumerate(words)}))
+            made.normalizer = normalizers.BertNormalizer(**{"strip_accents": None, **own})
+            made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+            made.post_processor = around(*ends, numbers=words)
+            made.add_special_tokens(special)
+            seen.add(same_ids(tmp_path, made, name, {}))
+    assert seen == {True, False}

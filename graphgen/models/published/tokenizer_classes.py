@@ -5,19 +5,26 @@ split from their code; all other clients do as the file says.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from graphgen.errors import GraphgenError
 from graphgen.files import read_bytes
 from graphgen.models.published.folder import encoded, panics, settings, tokenizer
-from graphgen.models.published.gguf_tokenizer import SPLITS
+from graphgen.models.published.tokenizer_parts import around, charsmap_of, parts_of
 
 _OF_TYPES = {
     "Bert": "bert distilbert electra nomic_bert",
     "MPNet": "mpnet",
     "Roberta": "roberta bart",
+    "XLMRoberta": "xlm-roberta",
+    "Camembert": "camembert",
+    "Albert": "albert",
+    "Deberta": "deberta",
+    "DebertaV2": "deberta-v2",
+    "T5": "t5 mt5",
+    "Pegasus": "pegasus",
     "GPT2": "gpt2 gptj opt starcoder2",
     "Qwen2": "qwen2 qwen3 qwen2_moe qwen3_moe",
     "Gemma": "gemma gemma2 gemma3_text",
@@ -31,13 +38,13 @@ _OF_TYPES = {
 _CLASS = {kind: name for name, kinds in _OF_TYPES.items() for kind in kinds.split()}
 _ALIASES = {"Bart": "Roberta", "DistilBert": "Bert", "Electra": "Bert"}
 
-_BYTES = dict.fromkeys(["GPT2", "Roberta", "GPTNeoX", "CodeGen", "Whisper"], "gpt-2")
-_BYTES |= {"Qwen2": "qwen2", "Cohere": "command-r"}
-"""Classes whose tokens are of bytes, and what GGUF calls their way to cut texts."""
-
-_COMPOSED = ("Qwen2", "Cohere", "GPTNeoX")  # letters and accents, first
-
-_TEXTS = ("Hello World 12345", "  two  spaces\n\nand lines\t\u00fc\u0301", "it's", "a{0}b {0} c")
+_TEXTS = (
+    "Hello World 12345",
+    "  two  spaces\n\nand lines\t\u00fc\u0301",
+    "it's",
+    "a{0}b {0} c",
+    "\ufb01\u00bd ``x'' \u65e5\u672c \u00c0 \x7f \x00",
+)
 """Texts on which tokenizers differ; {0} is a special token."""
 
 
@@ -63,13 +70,13 @@ def class_remarks(folder: Path) -> Iterator[str]:
     except (OSError, ValueError, RecursionError, GraphgenError):
         return  # what needs it gives the error
     told = settings(folder, "tokenizer_config.json")
-    parts = _parts(name, told) if isinstance(written, dict) else None
+    parts = parts_of(name, told, charsmap_of(written)) if isinstance(written, dict) else None
     if parts is None or reader is None or (name == "Llama" and "ByteLevel" in json.dumps(written)):
         return
     from tokenizers import Tokenizer
 
     parts["model"] = {**written.get("model", {}), **parts.get("model", {})}
-    parts |= {"padding": None, "truncation": None}
+    parts |= {"padding": None, "truncation": None, **around(name, told, reader)}
     try:
         with panics():
             other = Tokenizer.from_str(json.dumps({**written, **parts}))
@@ -90,32 +97,6 @@ def class_remarks(folder: Path) -> Iterator[str]:
 
 def _ids(reader: Any, text: str) -> list[int] | None:
     try:
-        return [*encoded("build", reader, text, special=False).ids]
+        return [*encoded("build", reader, text).ids]
     except GraphgenError:
         return None
-
-
-def _parts(name: str, told: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The parts of tokenizer.json that a class of transformers has of its own."""
-    space = told.get("add_prefix_space")
-    normalizer: dict[str, Any] | None = {"type": "NFC"} if name in _COMPOSED else None
-    fallback: dict[str, Any] = {"fuse_unk": True, "byte_fallback": True}
-    words: dict[str, Any]
-    if name in _BYTES:
-        *before, last = SPLITS[_BYTES[name]]
-        words = {"type": "Sequence"}
-        words["pretokenizers"] = [*before, {**last, "add_prefix_space": space is True}]
-        return {"normalizer": normalizer, "pre_tokenizer": words}
-    match name:
-        case "Gemma":
-            string = {"pattern": {"String": " "}}
-            normalizer = {"type": "Replace", "content": "\u2581", **string}
-            words = {**SPLITS["qwen2"][0], "behavior": "MergedWithPrevious", **string}
-        case "Llama":
-            scheme = "always" if told.get("legacy") else "first"
-            words = {"type": "Metaspace", "replacement": "\u2581", "split": False}
-            words["prepend_scheme"] = "never" if space is False else scheme
-            fallback["unk_token"] = None
-        case _:
-            return None
-    return {"normalizer": normalizer, "pre_tokenizer": words, "model": fallback}
