@@ -13,6 +13,7 @@ import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,12 @@ class Checkpoint:
         with replacing("checkpoint", path) as [file]:
             file.write_bytes(data)
 
+    def tensors(self) -> Iterator[Array]:
+        """All of them: parameters, and what the optimizer keeps of each."""
+        state = self.optimizer
+        kept = [] if state is None else [state.momentum0, state.momentum1, state.average]
+        return chain.from_iterable(x.values() for x in (self.trainable, self.frozen, *kept))
+
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Checkpoint":
         """Read a file written by `save` or by the official runtime; arrays are writable copies.
@@ -171,11 +178,8 @@ _FLOAT32, _OFFSET = _Builder.PrependFloat32Slot, _Builder.PrependUOffsetTRelativ
 
 def _encode(checkpoint: Checkpoint) -> memoryview:
     optimizer = checkpoint.optimizer
-    groups = [checkpoint.trainable, checkpoint.frozen]
-    if optimizer is not None:
-        groups += [optimizer.momentum0, optimizer.momentum1, optimizer.average]
     # Growing the buffer would copy it: reserve what the tensors take, and some for each table.
-    builder = _Builder(1024 + sum(a.nbytes + 512 for group in groups for a in group.values()))
+    builder = _Builder(1024 + sum(array.nbytes + 512 for array in checkpoint.tensors()))
     module = _table(
         builder,
         (_OFFSET, _tensors(builder, checkpoint.trainable)),

@@ -88,6 +88,8 @@ def fitting(array: Array, dtype: Any) -> Array | None:
 
 def read_number(name: str, value: Any, dtype: Any) -> Array:
     """Numbers of JSON in the dtype of an input. Raises ValueError if it cannot hold them."""
+    if np.dtype(dtype) != bool and bool in _kinds(value):  # NumPy takes true in a list for 1
+        raise ValueError(f"{name!r} has true or false, but its input is {dtype}; give numbers")
     try:
         array = np.asarray(value)
     except ValueError:  # nested lists of different lengths
@@ -95,3 +97,11 @@ def read_number(name: str, value: Any, dtype: Any) -> Array:
     if (found := fitting(array, dtype)) is None:
         raise ValueError(f"{name!r} is not a list of numbers that fit {dtype}")
     return found.astype(dtype, copy=False)
+
+
+def _kinds(value: Any) -> set[type]:
+    """The types of what stands in nested lists."""
+    if not isinstance(value, list):
+        return {type(value)}
+    found = {*map(type, value)}
+    return found.union(*map(_kinds, value)) if list in found else found

@@ -1,5 +1,6 @@
 """What is written next to its place until it is whole: one writer each, gone when the writer is."""
 
+import errno
 import os
 import re
 import secrets
@@ -7,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 from graphgen.errors import GraphgenError
 
@@ -45,6 +47,19 @@ def beside(target: Path, *, folder: bool = False) -> Iterator[Path]:
             _remove(partial)
         finally:
             os.close(lock)
+
+
+def reserve(stream: IO[bytes], size: int) -> None:
+    """Let a new file have so many bytes. Raises OSError if its disk, or a limit, has no room.
+
+    Where the system has no such call, or the disk knows none, it does nothing.
+    """
+    if size and hasattr(os, "posix_fallocate"):
+        try:
+            os.posix_fallocate(stream.fileno(), 0, size)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import difflib
 import importlib
 import inspect
+import os
 import re
 import sys
 import warnings
@@ -17,7 +18,12 @@ Given = ParamSpec("Given")
 Made = TypeVar("Made")
 
 _PACKAGE = Path(__file__).resolve().parent
-OURS = (str(_PACKAGE), str(_PACKAGE.parent / "ops"), str(_PACKAGE.parent / "export"))
+OURS = tuple(
+    f"{folder}{os.sep}"
+    for folder in (_PACKAGE, _PACKAGE.parent / "ops", _PACKAGE.parent / "export")
+)
+_STANDARD = f"{Path(inspect.__file__).parent}{os.sep}"
+"""The folders of graphgen and of Python's own library: their lines are not the user's."""
 
 
 class GraphgenError(Exception):
@@ -175,7 +181,8 @@ def _user_frame() -> FrameType | None:
         name = frame.f_code.co_filename
         if str(frame.f_globals.get("__name__")).startswith("graphgen.commands"):
             return None
-        if not name.startswith((*OURS, "<")) and not re.search("(site|dist)-packages", name):
+        others = (*OURS, _STANDARD, "<")
+        if not name.startswith(others) and not re.search("(site|dist)-packages", name):
             return frame
         frame = frame.f_back
     return None

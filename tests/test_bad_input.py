@@ -1,8 +1,10 @@
 """Bad input of every kind: one line that says what to do, exit code 2, and nothing left behind."""
 
+import functools
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -81,6 +83,22 @@ def test_a_mistake_in_a_call_is_an_error_at_its_line(mistake):
         mistake()
     line = f"(test_bad_input.py:{mistake.__code__.co_firstlineno})"
     assert str(caught.value).endswith(f" {line}") and str(caught.value).count(line) == 1
+
+
+BESIDE = Path(gg.__file__).parents[1]
+
+
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        (functools.__file__, "test_bad_input.py:"),  # the line that calls Python's own library
+        (BESIDE / "graphgen_of_mine.py", "graphgen_of_mine.py:1"),
+        (BESIDE / "export_a_model.py", "export_a_model.py:1"),
+    ],
+)
+def test_the_line_is_the_users(file, line):
+    with pytest.raises(gg.GraphgenError, match=rf" \({line}\d*\)$"):
+        exec(compile("gg.nn.LayerNorm(0)", file, "exec"), {"gg": gg})
 
 
 def test_wrong_shape_at_build():

@@ -9,6 +9,7 @@ library, in a tenth of the time that importing them takes (bench/start.py).
 import argparse
 import contextlib
 import os
+import re
 import signal
 import sys
 import threading
@@ -43,7 +44,7 @@ from graphgen.commands import (
 )
 from graphgen.commands.options import check_places
 from graphgen.display import cut, printable
-from graphgen.errors import GateError, GraphgenError, GraphgenWarning, near
+from graphgen.errors import OURS, GateError, GraphgenError, GraphgenWarning, near
 
 _LONGEST = 2000  # characters of an error: names in it may have any length
 
@@ -170,10 +171,11 @@ def _run(arguments: Sequence[str], terminated: Sequence[int]) -> int:
 
 @contextlib.contextmanager
 def _warnings_in_one_line() -> Iterator[None]:
-    """Show each of our warnings once, as one line on stderr; leave other warnings alone.
+    """Show each warning once, as one line on stderr; leave those of a user's own code alone.
 
-    What libraries log, such as parts of a file that they leave out, becomes such lines too. Numbers
-    of a file that are too large get no line of NumPy's: what is made of them has an error of ours.
+    What libraries warn of or log, such as parts of a file that they leave out, becomes such lines
+    too. Numbers of a file that are too large get no line of NumPy's: what is made of them has an
+    error of ours.
     """
     import logging
 
@@ -186,11 +188,19 @@ def _warnings_in_one_line() -> Iterator[None]:
             f"{record.name.partition('.')[0]}: {record.getMessage()}"
         )
 
-        def show_one(message: Any, category: Any, *place: Any, **further: Any) -> None:
+        def show_one(
+            message: Any, category: Any, filename: str, *more: Any, **further: Any
+        ) -> None:
             line = " ".join(str(message).split())
-            if not issubclass(category, GraphgenWarning):
-                others(message, category, *place, **further)
-            elif line not in shown:
+            library = re.search(r"(?:site|dist)-packages[/\\](\w+)", filename)
+            if issubclass(category, GraphgenWarning) or filename.startswith(OURS):
+                pass
+            elif library:
+                line = f"{library[1]}: {line}"
+            else:
+                others(message, category, filename, *more, **further)
+                return
+            if line not in shown:
                 shown.add(line)
                 _tell(line)
 

@@ -161,7 +161,10 @@ def first_tokens(
     for each sound, if none is given.
     """
     file, fields = fields_of_generation(folder)
-    language = language or fields.get("language") or ""
+    for name in ("language", "task"):
+        if not isinstance(fields.get(name, ""), str):
+            raise GraphgenError(f"{file}: {name} is {fields[name]!r:.100}; give a text")
+    language = language or fields.get("language", "")
     task = "translate" if translate else fields.get("task")
     named: list[int | None] = []
     if not language and task is None:

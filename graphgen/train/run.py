@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from graphgen.display import on_screen
+from graphgen.display import in_bytes, on_screen
 from graphgen.errors import GraphgenError, warn
 from graphgen.export.artifact_files import CHECKPOINT
 from graphgen.export.checkpoint import Checkpoint
+from graphgen.export.partial import beside, reserve
 from graphgen.export.write import replacing
 from graphgen.files import read_bytes
 from graphgen.train.metrics import Metric
@@ -110,20 +111,40 @@ class Run:
             if state is None or state.step > step:
                 self.best.unlink()
 
-    def start(self, history: History, plan: object, resumed: bool) -> None:
-        """Make the folder; one that already holds a run must be resumed."""
+    def start(self, history: History, plan: object, resumed: bool, state: Checkpoint) -> None:
+        """Make the folder; one that already holds a run must be resumed.
+
+        Raises GraphgenError, and leaves no file, if there is no room for a checkpoint as large as
+        `state`: otherwise, the first one would fail after hours of training.
+        """
         if self.checkpoint.exists() and not resumed:
             raise GraphgenError(
                 f"{self._who}: {self.folder} holds a run; continue it with resume=True, or "
                 "choose another folder"
             )
+        new = not self.folder.exists()
         with self._writing():
             self.folder.mkdir(parents=True, exist_ok=True)
             for partial in self.folder.rglob(".*.partial"):  # left by a killed run
                 partial.unlink()
+        try:
+            self._check_room(sum(array.nbytes for array in state.tensors()))
+        except GraphgenError:
+            if new:
+                self.folder.rmdir()
+            raise
         with replacing(self._who, self.folder / "plan.json", self._metrics) as files:
             files[0].write_text(json.dumps(plan, indent=2) + "\n")
             files[1].write_text("".join(json.dumps(line) + "\n" for line in history))
+
+    def _check_room(self, size: int) -> None:
+        if size >= 1 << 31:
+            raise GraphgenError(
+                f"{self._who}: a checkpoint of {in_bytes(size)} exceeds the 2 GiB that the format "
+                "holds; train fewer parameters, as with lora, or leave out checkpoint"
+            )
+        with self._writing(), beside(self.checkpoint) as file, file.open("wb") as stream:
+            reserve(stream, size)
 
     def log(self, metrics: Mapping[str, float], flush: bool) -> None:
         """Append one line; `flush` it to the disk before this step's checkpoint is written."""

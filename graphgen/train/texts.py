@@ -308,7 +308,8 @@ class Texts:
         given = _numbered([row[name] for row in table.rows([name])])
         texts = [isinstance(label, str) for label in given]
         for number, (label, text) in enumerate(zip(given, texts, strict=True)):
-            array = np.asarray(label) if isinstance(label, int | float) else None
+            same = isinstance(label, bool) == isinstance(given[0], bool)
+            array = np.asarray(label) if same and isinstance(label, int | float) else None
             right = text if texts[0] else array is not None and fitting(array, dtype) is not None
             if not right:
                 raise GraphgenError(

@@ -214,7 +214,8 @@ class Trainer:
         if run is not None:
             if back is not None:
                 run.go_back(back)
-            run.start(history, self.plan, bool(resume))
+            state = self._engine.checkpoint(0.0, {})
+            run.start(history, self.plan, bool(resume), state)
             run.rotate(keep or len(run.kept()), self.step)
         if (rest := self._place.rest) is not None:
             steps = self.step + -(-rest // self.accumulate)

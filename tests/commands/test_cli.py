@@ -10,6 +10,7 @@ import signal
 import string
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
@@ -690,3 +691,17 @@ def test_numbers_that_are_too_large_get_no_line_of_numpys(recwarn):
         np.full(2, 3e38, np.float32) @ np.full(2, 3e38, np.float32)
         np.float64(1e308) * 1e308
     assert not recwarn
+
+
+def test_what_libraries_warn_of_is_one_line(capsys, recwarn):
+    def warn(text, file):
+        warnings.warn_explicit(text, UserWarning, file, 1)
+
+    library = f"{Path(onnx.__file__).parent}/checker.py"
+    with commands._warnings_in_one_line():
+        warn("two\nlines", library)
+        warn("two\nlines", library)
+        warn("from within", commands.__file__)
+        warn("my own", __file__)
+    assert capsys.readouterr().err == "graphgen: onnx: two lines\ngraphgen: from within\n"
+    assert [str(one.message) for one in recwarn] == ["my own"]

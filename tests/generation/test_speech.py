@@ -290,6 +290,12 @@ def test_rows_are_not_heard(built: Path, tmp_path: Path, capsys: Any) -> None:
         ),
         ("generation_config.json", {"forced_decoder_ids": [[2, 4]]}, r"it must be \[\[1, TOKEN\]"),
         ("generation_config.json", {"lang_to_id": [1]}, "lang_to_id is .* an object of tokens"),
+        ("generation_config.json", {"language": 5}, "json: language is 5; give a text"),
+        (
+            "generation_config.json",
+            {"task": ["transcribe"]},
+            r"json: task is \['transcribe'\]; give",
+        ),
         ("generation_config.json", {"task": "sing"}, "there is no task sing; there are transcribe"),
     ],
 )

@@ -134,6 +134,8 @@ def test_padding_is_by_batch(tmp_path):
         ([[1, 2]], "line 2: a list, not an object"),
         ([{"ids": [1, 2]}], "line 2: it has no 'labels'"),
         ([{"ids": [1, 2], "labels": [1, "a"]}], "line 2: 'labels' is not a list of numbers that"),
+        ([{"ids": [1, True], "labels": [1, 2]}], "line 2: 'ids' has true or false, but its input"),
+        ([{"ids": [1, 2], "labels": False}], "line 2: 'labels' has true or false"),
         ([{"ids": [1, 2.5], "labels": [1, 2]}], "'ids' is not a list of numbers that fit int64"),
         ([{"ids": [[1], [1, 2]], "labels": [1, 2]}], "'ids' is not a list of numbers"),
         (

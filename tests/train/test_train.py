@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from graphgen.measure.reference import evaluate
 from graphgen.runtime import Session
 from graphgen.train import Change, Trainer, schedule
 from graphgen.train.data import Dataset
+from graphgen.train.run import History, Run
 
 VOCABULARY = 11
 
@@ -552,6 +554,27 @@ def test_a_full_disk_leaves_the_old_checkpoint(command, folder, tmp_path):
     assert done.stderr.count("\n") == 1
     assert "run/checkpoint cannot be written: No space left on device" in done.stderr
     assert Checkpoint.load(tmp_path / "left").optimizer.step == 1
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_no_run_begins_without_room_for_its_checkpoint(command, tmp_path, capsys, made):
+    if made:
+        (tmp_path / "run").mkdir()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        assert commands.main([*command[3:], str(tmp_path / "run")]) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "run' cannot be written: File too large; choose another" in capsys.readouterr().err
+    assert (tmp_path / "run").exists() == made and not [*tmp_path.glob("run/*")]
+
+
+def test_no_run_begins_whose_checkpoint_exceeds_the_format(tmp_path):
+    huge = np.broadcast_to(np.float32(0), (1 << 29,))
+    with pytest.raises(GraphgenError, match=r"a checkpoint of 2.*exceeds the 2 GiB"):
+        Run(tmp_path / "run", "fit").start(History(), {}, False, Checkpoint({"w": huge}))
+    assert not (tmp_path / "run").exists()
 
 
 def losses_of(trainer, monkeypatch, losses):
