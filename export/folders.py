@@ -37,6 +37,7 @@ COPIED = (
     "spiece.model",
     "sentencepiece.bpe.model",
     "chat_template.jinja",
+    "additional_chat_templates/tool_use.jinja",
     "preprocessor_config.json",
     "modules.json",
     "sentence_bert_config.json",

@@ -107,6 +107,7 @@ def _stream(found: "Generation", as_text: bool) -> None:
     shown = ""
     for _ in found:
         [text] = found.texts()
+        text = text[: len(text) - found.unsettled]
         if text.startswith(shown) and not text.endswith("\ufffd"):  # half a character
             print(text[len(shown) :], end="", flush=True)
             shown = text

@@ -20,7 +20,15 @@ from graphgen.generation.decoder import open_decoder
 from graphgen.generation.encoder_decoders import EncoderDecoder
 from graphgen.generation.generated import Generation
 from graphgen.generation.options import GenerationOptions, Options, read_options
-from graphgen.generation.prompts import Prompts, read_prompts, read_tokenizer, says
+from graphgen.generation.prompts import (
+    MOST_UNSETTLED,
+    Prompts,
+    read_prompts,
+    read_tokenizer,
+    removes_spaces,
+    says,
+    without_spaces,
+)
 from graphgen.generation.sampling import draw, log_softmax, processed
 from graphgen.generation.speech import Ears, first_tokens, listed_sounds
 from graphgen.graph import ModelLike
@@ -215,4 +223,9 @@ class Generator:
     def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
         """The texts of tokens, without special tokens."""
         texts: list[str] = self.tokenizer.decode_batch([list(row) for row in rows])
-        return texts
+        return [*map(without_spaces, texts)] if self.unsettled else texts
+
+    @cached_property
+    def unsettled(self) -> int:
+        """How many characters at the end of a text may change when more follow."""
+        return MOST_UNSETTLED if removes_spaces(self.folder, self.tokenizer) else 0

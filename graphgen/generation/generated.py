@@ -136,6 +136,11 @@ class Generation:
     def __next__(self) -> list[int | None]:
         return next(self._steps)
 
+    @property
+    def unsettled(self) -> int:
+        """How many characters at the end of a text may change when more follow."""
+        return self._generator.unsettled
+
     def texts(self) -> list[str]:
         """The text of each row so far, up to a string that it stops at."""
         return [_before(text, self.options.strings) for text in self.read(self.tokens)]

@@ -110,6 +110,32 @@ def read_tokenizer(folder: Path | None, vocabulary: int | None) -> Any:
     return found
 
 
+_WRITTEN = [(f" {mark}", mark) for mark in ".?!,"]
+_WRITTEN += [(" ' ", "'"), *((f" {end}", end) for end in ("n't", "'m", "'s", "'ve", "'re"))]
+
+MOST_UNSETTLED = max(len(before) for before, _ in _WRITTEN)
+"""How many characters at the end of a text may change when more follow, if spaces are removed."""
+
+
+def removes_spaces(folder: Path | None, tokenizer: Any) -> bool:
+    """Whether a folder asks for texts without spaces before marks, as transformers decodes them.
+
+    It does not do it for BPE, unless the folder says so in as many words.
+    """
+    told = {} if folder is None else folders.settings(folder, "tokenizer_config.json")
+    name = "clean_up_tokenization_spaces"
+    bpe = type(tokenizer.model).__name__ == "BPE"
+    even = told.get(f"{name}_for_bpe_even_though_it_will_corrupt_output")
+    return bool(told.get(name)) and (not bpe or bool(even))
+
+
+def without_spaces(text: str) -> str:
+    """A text without spaces before marks and short forms."""
+    for before, after in _WRITTEN:
+        text = text.replace(before, after)
+    return text
+
+
 _LOST = "\ufffd"
 """What a decoded part of a character becomes."""
 

@@ -159,7 +159,60 @@ def test_tools_choose_their_own_template(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": several}))
     template = Template(tmp_path, dated=True)
     assert template.prompt({"messages": ASKED, "tools": TOOLS}, "") == "tools"
-    assert template.prompt({"messages": ASKED, "tools": []}, "") == "none"
+    assert template.prompt({"messages": ASKED, "tools": []}, "") == "tools"  # as in transformers
+    assert template.prompt({"messages": ASKED}, "") == "none"
+
+
+def test_templates_in_files_replace_those_of_the_field(folder: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(folder, source)
+    (source / "chat_template.jinja").write_text("a file")
+    (source / "additional_chat_templates").mkdir()
+    (source / "additional_chat_templates" / "tool_use.jinja").write_text("another")
+    out = write_folder(source, tmp_path / "out", {MODEL: model(max_position_embeddings=256)})
+    for where in (source, out):
+        found = Template(where)
+        assert found.prompt(ASKED, "") == "a file"
+        assert found.prompt({"messages": ASKED, "tools": TOOLS}, "") == "another"
+
+
+def test_what_is_null_is_not_there(tmp_path: Path) -> None:
+    """Clients of OpenAI's interface send null for what a message does not have."""
+    source = "{% for m in messages %}{{ m.role }}{{ m.content is defined }}{% endfor %}"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": source}))
+    given = [{"role": "assistant", "content": None, "name": None}, *ASKED]
+    assert Template(tmp_path).prompt(given, "") == "assistantFalseuserTrue"
+
+
+def test_special_tokens_of_an_older_folder(tmp_path: Path) -> None:
+    told = {"chat_template": "{{ bos_token }}{{ eos_token }}", "bos_token": "<s>"}
+    (tmp_path / "special_tokens_map.json").write_text('{"eos_token": {"content": "<e>"}}')
+    for more, text in (({}, "<s><e>"), ({"added_tokens_decoder": {}}, "<s>")):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(told | more))
+        assert Template(tmp_path).prompt(ASKED, "") == text
+
+
+def test_spaces_before_marks_are_removed_where_the_folder_says_so(
+    folder: Path, tmp_path: Path, capsys: Any
+) -> None:
+    shutil.copytree(folder, tmp_path / "out")
+    file = tmp_path / "out" / "tokenizer_config.json"
+    told, name = json.loads(file.read_text()), "clean_up_tokenization_spaces"
+    rows = [[ord(c) - 32 for c in "It 's so , is n't it ?"]]
+    for flags, text in (
+        ((), "It 's so , is n't it ?"),
+        ((name,), "It 's so , is n't it ?"),  # BPE has no such spaces but those that were meant
+        ((name, f"{name}_for_bpe_even_though_it_will_corrupt_output"), "It's so, isn't it?"),
+    ):
+        file.write_text(json.dumps(told | dict.fromkeys(flags, True)))
+        generator = Generator(tmp_path / "out", threads=1)
+        assert generator.texts(rows) == [text]
+        words = ["generate", str(tmp_path / "out"), "--prompt", "Hi", "--max-new-tokens", "20"]
+        assert commands.main(words) == 0
+        printed = capsys.readouterr().out.split("\nprefill")[0]
+        found = generator("Hi", max_new_tokens=20)
+        list(found)
+        assert printed == found.texts()[0]
 
 
 BOMBS = {

@@ -15,6 +15,8 @@ from graphgen.models.published.folder import encoded, tokenizer
 from graphgen.plan import TensorType
 from graphgen.train.texts import Texts
 
+AutoTokenizer = pytest.importorskip("transformers").AutoTokenizer
+
 pytestmark = pytest.mark.parity
 
 MARKED = """{{- bos_token }}
@@ -151,6 +153,12 @@ ASKED: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
          {"role": "tool", "content": "12 °C"}],
         {"tools": [TOOL, TOOL]},
     ),
+    "nulls": (
+        [{**USER, "tool_calls": None}, {"role": "assistant", "content": None, "tool_calls": [CALL]},
+         {**ANSWER, "tool_calls": None, "reasoning_content": None}, {"name": None, **USER}],
+        {},
+    ),
+    "no tools": ([USER], {"tools": []}),
     "parts": ([{"role": "user", "content": [{"type": "text", "text": "日本"}]}], {}),
     "its own fields": ([USER], {"enable_thinking": False, "date_string": "yesterday"}),
     "an answer goes on": ([USER, ANSWER], {}),
@@ -160,8 +168,6 @@ ASKED: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
 
 def tokenizer_of(folder: Path, template: Any) -> Any:
     """A folder's tokenizer of bytes, which begins texts with <s>, in transformers."""
-    from transformers import AutoTokenizer
-
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
@@ -201,6 +207,51 @@ def test_prompts_are_those_of_transformers(style: str, tmp_path: Path) -> None:
         assert ids == theirs.apply_chat_template(messages, **how, **fields)["input_ids"], name
         texts.add(text)
     assert len(texts) >= 4
+
+
+@pytest.mark.parametrize(
+    ("field", "files"),
+    [
+        (None, {"chat_template.jinja": "file"}),
+        ("field", {"chat_template.jinja": "file"}),
+        ("field", {}),
+        ({"default": "field", "tool_use": "tools"}, {}),
+        ([{"name": n, "template": n} for n in ("rag", "tool_use", "default")], {}),
+        (
+            [{"name": n, "template": n} for n in ("tool_use", "default")],
+            {"chat_template.jinja": "file"},
+        ),
+        (
+            None,
+            {"chat_template.jinja": "file", "additional_chat_templates/tool_use.jinja": "tools"},
+        ),
+    ],
+)
+def test_templates_are_found_where_transformers_finds_them(
+    field: Any, files: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "additional_chat_templates").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    theirs, own = tokenizer_of(tmp_path, field), Template(tmp_path)
+    for tools in (None, [], [TOOL]):
+        wanted = theirs.apply_chat_template([USER], tools=tools, tokenize=False)
+        assert own.prompt({"messages": [USER], "tools": tools}, "prompt 0") == wanted
+
+
+def test_special_tokens_of_older_folders(tmp_path: Path) -> None:
+    """They stand in special_tokens_map.json, if tokenizer_config.json lists no added tokens."""
+    template = "{{ bos_token }}{{ eos_token }}{{ sep_token }}"
+    for listed in (False, True):
+        tokenizer_of(tmp_path, template)
+        named = {"chat_template": template, "bos_token": "<s>", "sep_token": "</s>"}
+        more = {"added_tokens_decoder": {}} if listed else {}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({**named, **more}))
+        other = {"bos_token": "<|im_start|>", "eos_token": {"content": "<|im_end|>"}}
+        (tmp_path / "special_tokens_map.json").write_text(json.dumps(other))
+        theirs = AutoTokenizer.from_pretrained(tmp_path)
+        wanted = theirs.apply_chat_template([USER], tokenize=False)
+        assert Template(tmp_path).prompt([USER], "prompt 0") == wanted
 
 
 def test_tokens_and_their_marks_are_those_of_transformers(tmp_path: Path) -> None:

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from graphgen.errors import GraphgenError
+from graphgen.generation.prompts import removes_spaces, without_spaces
 from graphgen.models.published.folder import tokenizer
 from graphgen.models.published.tokenizer_classes import class_remarks
 from graphgen.models.published.tokenizer_files import check_tokenizer
@@ -213,3 +214,31 @@ def test_a_line_tells_that_bert_reads_other_ids(name: str, tmp_path: Path) -> No
             made.add_special_tokens(special)
             seen.add(same_ids(tmp_path, made, name, {}))
     assert seen == {True, False}
+
+
+@pytest.mark.parametrize("kind", ["Unigram", "WordPiece", "BPE"])
+@pytest.mark.parametrize("told", [None, True, False, "even for BPE"])
+def test_texts_are_those_of_transformers(kind: str, told: Any, tmp_path: Path) -> None:
+    words = ["[UNK]", *"do n't it 's he 've you 're I 'm . , ? ! a ' b".split()]
+    if kind == "Unigram":
+        made = Tokenizer(models.Unigram([(f"\u2581{text}", -1.0) for text in words], unk_id=0))
+        made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+        made.decoder = decoders.Metaspace(prepend_scheme="always")
+    else:
+        vocabulary = {text: i for i, text in enumerate(words)}
+        own = models.WordPiece(vocabulary, unk_token="[UNK]")
+        made = Tokenizer(own if kind == "WordPiece" else models.BPE(vocabulary, []))
+    made.save(str(tmp_path / "tokenizer.json"))
+    name = "clean_up_tokenization_spaces"
+    fields = {} if told is None else {name: bool(told)}
+    if told == "even for BPE":
+        fields[f"{name}_for_bpe_even_though_it_will_corrupt_output"] = True
+    fields["tokenizer_class"] = "PreTrainedTokenizerFast"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(fields))
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "vocab_size": 40}')
+    theirs, ours = transformers.AutoTokenizer.from_pretrained(tmp_path), tokenizer(tmp_path)
+    tokens = list(range(1, len(words)))
+    text = ours.decode(tokens)
+    text = without_spaces(text) if removes_spaces(tmp_path, ours) else text
+    assert text == theirs.decode(tokens, skip_special_tokens=True)
+    assert (" ." in text) == (not told or (kind == "BPE" and told is True))

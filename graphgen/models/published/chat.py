@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from graphgen.errors import GraphgenError, needed
 from graphgen.files import present, read_bytes
-from graphgen.models.published.folder import SPECIAL, settings, text_of
+from graphgen.models.published.folder import SPECIAL, of_tokenizer, text_of
 from graphgen.models.published.sandbox import environment, rendered
 
 Conversation: TypeAlias = Sequence[Mapping[str, Any]] | Mapping[str, Any]
@@ -16,7 +16,10 @@ Conversation: TypeAlias = Sequence[Mapping[str, Any]] | Mapping[str, Any]
 Spans: TypeAlias = Sequence[tuple[int, int]]
 """Parts of a text, by their characters: from the first to before the second."""
 
-_FILE = "chat_template.jinja"
+_FILES = {
+    "default": "chat_template.jinja",
+    "tool_use": "additional_chat_templates/tool_use.jinja",
+}
 _BEGIN, _END, _CUT = "\ufdd0", "\ufdd1", "\ufdd2"  # Unicode keeps them free for such marks
 _THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 """What templates call the reasoning of a message; transformers fills in the first two."""
@@ -30,7 +33,7 @@ class Template:
     """
 
     def __init__(self, folder: Path, *, dated: bool = False) -> None:
-        config = settings(folder, "tokenizer_config.json")
+        config = of_tokenizer(folder)
         self._who = f"the chat template of {folder}"
         self._named = {name: text for name in SPECIAL if (text := text_of(config, name))}
         self._jinja = needed("jinja2")
@@ -99,7 +102,8 @@ class Template:
         return text.replace(f"{_CUT} ", "").replace(_CUT, "")  # if it writes the message twice
 
     def _text(self, messages: Sequence[Any], where: str, **given: Any) -> str:
-        name = "tool_use" if given.get("tools") and "tool_use" in self._templates else "default"
+        tools = given.get("tools") is not None and "tool_use" in self._templates
+        name = "tool_use" if tools else "default"
         values = {**self._named, "add_generation_prompt": False, "tools": None, "documents": None}
         try:
             return rendered(self._templates[name], {**values, **given, "messages": messages})
@@ -109,7 +113,7 @@ class Template:
 
 
 def _checked(messages: Any, where: str) -> list[dict[str, Any]]:
-    """Copies of messages; one that tells the assistant's reasoning has it by each name."""
+    """Copies of messages without what is null; the assistant's reasoning has each name."""
     if not isinstance(messages, list | tuple):
         raise GraphgenError(f"{where}: messages are {messages!r:.40}; give a list of them")
     for message in messages:
@@ -117,9 +121,12 @@ def _checked(messages: Any, where: str) -> list[dict[str, Any]]:
             raise GraphgenError(
                 f"{where}: a message is {message!r:.60}; give objects with `role` and `content`"
             )
-    found: list[dict[str, Any]] = _plain(messages, where)
+    found: list[dict[str, Any]] = [
+        {name: value for name, value in message.items() if value is not None}
+        for message in _plain(messages, where)
+    ]
     for i, message in enumerate(found):
-        thought = next((message[n] for n in _THOUGHTS if message.get(n) is not None), None)
+        thought = next((message[n] for n in _THOUGHTS if n in message), None)
         if thought is not None:
             found[i] = {"thinking": thought, **message, "reasoning_content": thought}
     return found
@@ -150,19 +157,25 @@ def _mark_end(message: dict[str, Any], where: str) -> None:
 
 
 def _sources(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """The texts of the templates by name: a file, or a field of tokenizer_config.json."""
-    path, found = folder / _FILE, config.get("chat_template")
-    if present(path):
-        try:
-            found = read_bytes(path).decode()
-        except (OSError, UnicodeDecodeError) as error:
-            raise GraphgenError(f"{path} cannot be read: {error}") from error
-    named: dict[Any, Any] = {"default": found}
-    if isinstance(found, list):
-        named = {x.get("name"): x.get("template") for x in found if isinstance(x, dict)}
+    """The texts of the templates by name: files, or else a field of tokenizer_config.json."""
+    named: Any = {
+        name: _read(folder / file) for name, file in _FILES.items() if present(folder / file)
+    } or config.get("chat_template")
+    if isinstance(named, list):
+        named = {x.get("name"): x.get("template") for x in named if isinstance(x, dict)}
+    if not isinstance(named, dict):
+        named = {"default": named}
     if not isinstance(named.get("default"), str):
-        raise GraphgenError(f"{folder} has no chat template, which `messages` need: add {_FILE}")
-    return {name: x for name in ("default", "tool_use") if isinstance(x := named.get(name), str)}
+        problem = f"{folder} has no chat template, which `messages` need"
+        raise GraphgenError(f"{problem}: add {_FILES['default']}")
+    return {name: text for name in _FILES if isinstance(text := named.get(name), str)}
+
+
+def _read(path: Path) -> str:
+    try:
+        return read_bytes(path).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise GraphgenError(f"{path} cannot be read: {error}") from error
 
 
 def _unmarked(text: str, where: str) -> tuple[str, Spans]:

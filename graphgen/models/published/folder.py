@@ -108,7 +108,7 @@ def tokenizer(
             "or 'right'"
         )
     already = {token.content for token in found.get_added_tokens_decoder().values()}
-    for text in _special(folder, told):
+    for text in _special(folder):
         full = isinstance(wanted, int) and found.get_vocab_size() >= wanted
         if text not in already and not (full and found.token_to_id(text) is None):
             found.add_special_tokens([text])
@@ -121,14 +121,23 @@ def tokenizer(
     return found
 
 
-def _special(folder: Path, told: dict[str, Any]) -> Iterator[str]:
+def of_tokenizer(folder: Path) -> dict[str, Any]:
+    """The fields of tokenizer_config.json, and of special_tokens_map.json where that counts, too.
+
+    transformers reads it in older folders, whose tokenizer_config.json lists no added tokens.
+    """
+    told = settings(folder, "tokenizer_config.json")
+    more = {} if "added_tokens_decoder" in told else settings(folder, "special_tokens_map.json")
+    return told | more
+
+
+def _special(folder: Path) -> Iterator[str]:
     """The special tokens that the settings of a tokenizer name, in the order of transformers.
 
     It splits texts at them where tokenizer.json does not, too, with the next free number if they
     have none there; what has no place in the vocabulary then cannot be read by the model.
     """
-    if "added_tokens_decoder" not in told:
-        told = told | settings(folder, "special_tokens_map.json")
+    told = of_tokenizer(folder)
     more = told.get("model_specific_special_tokens")
     told = told | (more if isinstance(more, dict) else {})
     names = dict.fromkeys([*SPECIAL, *(name for name in told if name.endswith("_token"))])
