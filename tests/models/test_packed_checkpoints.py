@@ -218,6 +218,39 @@ def test_zeros_that_programs_read_differently_are_refused(tmp_path: Path) -> Non
         keep_bits(from_folder(few).model)
 
 
+def test_biases_beside_every_layer_are_left_out_if_they_are_zeros(tmp_path: Path) -> None:
+    """GPTQ's first programs wrote them, also for a model that has none."""
+    few, floats, _ = checkpoints(tmp_path, GPTQ, CASES["gptq 4 bits, groups of 32"][1])
+    arrays = {w.name: w.read() for w in read_header(few / "model.safetensors")}
+    layers = [n.removesuffix("scales") for n in arrays if n.endswith("scales")]
+    spare = {f"{n}bias": np.zeros(arrays[f"{n}scales"].shape[1], np.float16) for n in layers}
+    write_weights(few / "model.safetensors", arrays | spare)
+    wanted, found = (from_folder(folder).model for folder in (floats, few))
+    [feed] = feeds_of(wanted, TOKENS, rows=2)
+    a, b = (run_plain(model, dict(feed))[0] for model in (wanted, found))
+    assert relative_rms(a, b) < 1e-5
+    spare["model.layers.0.mlp.up_proj.bias"][3] = 1.0
+    write_weights(few / "model.safetensors", arrays | spare)
+    with pytest.raises(GraphgenError, match=r"do not fit: \S*up_proj\.bias is not in the arch"):
+        from_folder(few)
+
+
+def test_scales_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+    few, *_ = checkpoints(tmp_path, GPTQ, CASES["gptq 4 bits, groups of 32"][1])
+    arrays = {w.name: w.read() for w in read_header(few / "model.safetensors")}
+    for number in ("nan", "inf"):
+        arrays["model.layers.0.mlp.up_proj.scales"][1, 2] = float(number)
+        write_weights(few / "model.safetensors", arrays)
+        with pytest.raises(GraphgenError, match=r"up_proj\.weight has scales that are no finite"):
+            keep_bits(from_folder(few).model)
+
+
+def test_notes_of_newer_programs_are_accepted(tmp_path: Path) -> None:
+    notes = {"act_group_aware": True, "hyb_act": False, "format": "gptq", "meta": {"mse": 0.0}}
+    few, *_ = checkpoints(tmp_path, GPTQ | notes, CASES["gptq 4 bits, groups of 32"][1])
+    assert from_folder(few).few_bits == "gptq"
+
+
 def test_experts_of_few_bits_are_refused(tmp_path: Path) -> None:
     fields = FIELDS | {"model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 1}
     few, *_ = checkpoints(tmp_path, *CASES["gptq 4 bits, groups of 32"], fields)

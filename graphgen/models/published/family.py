@@ -12,7 +12,7 @@ from graphgen.errors import GraphgenError
 from graphgen.models.published.config import Config
 from graphgen.models.published.fresh import Fresh
 from graphgen.models.published.mxfp4 import unpacked
-from graphgen.models.published.packed import few_bits, keep
+from graphgen.models.published.packed import few_bits, is_spare, keep
 from graphgen.models.published.weights import Stack, lazily, misfit, part_of, stacked, stored_names
 from graphgen.nn.linear import Linear
 from graphgen.nn.module import Module, Parameter, members
@@ -183,7 +183,11 @@ class Family:
             if not isinstance(source, Stack):
                 keep(made, weights[0][0], source, turned)
         unused = f"{self.unused}|{getattr(module, 'unused', '')}"
-        extra = sorted(n for n in stored.keys() - used if not re.fullmatch(unused, n))
+        extra = sorted(
+            n
+            for n in stored.keys() - used
+            if not re.fullmatch(unused, n) and not is_spare(n, stored)
+        )
         problems += [f"{name} is not in the architecture" for name in extra]
         if problems:
             raise GraphgenError(f"{where}: the weights do not fit: {'; '.join(problems)}")

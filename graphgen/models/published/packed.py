@@ -55,6 +55,10 @@ class PackedWeight(FewBits):
         group = columns if group == -1 else group
         q, zeros = self._integers("qweight"), self._integers("qzeros")
         scales = self.parts["scales"].read().astype(np.float32).T  # (N, groups)
+        if not np.isfinite(scales).all():
+            raise GraphgenError(
+                f"{self.path}: {self.name} has scales that are no finite numbers; download it again"
+            )
         if self.packing.one_less:
             if (zeros == 2**bits - 1).any():
                 raise GraphgenError(
@@ -161,6 +165,13 @@ def _shape(
         if weight.shape != shape:
             problems.append(f"{layer}.{name} is {list(weight.shape)}, must be {list(shape)}")
     return (rows, columns), problems
+
+
+def is_spare(name: str, stored: Mapping[str, Weight]) -> bool:
+    """Whether a weight is a bias of zeros, which GPTQ's first programs wrote beside every layer."""
+    layer, _, last = name.rpartition(".")
+    few = isinstance(stored.get(f"{layer}.weight"), FewBits)
+    return last == "bias" and few and not stored[name].read().any()
 
 
 def few_bits(name: str, weights: Sequence[Weight]) -> list[str]:

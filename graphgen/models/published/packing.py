@@ -11,7 +11,7 @@ _NOTES = (
     "tokenizer use_exllama exllama_config disable_exllama max_input_length cache_block_outputs "
     "use_cuda_fp16 backend meta model_name_or_path model_file_base_name pad_token_id "
     "quantizer lm_head is_marlin_format modules_to_not_convert do_fuse fuse_max_seq_len "
-    "modules_to_fuse exllama_version zero_point sym w_bit q_group_size"
+    "modules_to_fuse exllama_version zero_point sym w_bit q_group_size act_group_aware hyb_act mse"
 )
 """Fields that are notes on how it was made, or that the tensors themselves say."""
 
