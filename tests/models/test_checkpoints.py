@@ -732,6 +732,21 @@ def test_texts_that_sentence_transformers_lowers_are_refused(folder, refused):
     assert main(["build", "in", "-o", "out", "--task", "feature-extraction"]) == 0
 
 
+def test_texts_that_the_tokenizer_lowers_anyway_are_not(folder, refused):
+    """As those of BGE."""
+    tokenizers = pytest.importorskip("tokenizers")
+    write_modules(folder, WHOLE, {"pooling_mode": "cls"})
+    file = folder / "sentence_bert_config.json"
+    file.write_text('{"max_seq_length": 8, "do_lower_case": true}')
+    made = tokenizers.Tokenizer(tokenizers.models.WordPiece({"[UNK]": 0, "a": 1}))
+    for lowercase in (False, True):
+        made.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=lowercase)
+        made.save(str(folder / "tokenizer.json"))
+        (folder / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": lowercase}))
+        built = main(["build", "in", "-o", "out", "--task", "feature-extraction"])
+        assert built == (0 if lowercase else 2)
+
+
 @pytest.mark.parametrize("modules", [{}, [5], [{"type": "Transformer"}], "["])
 def test_its_modules_are_damaged(folder, refused, modules):
     text = modules if isinstance(modules, str) else json.dumps(modules)

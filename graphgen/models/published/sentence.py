@@ -12,12 +12,14 @@ from graphgen.errors import GraphgenError
 from graphgen.files import present, read_json
 from graphgen.models.published.config import Config
 from graphgen.models.published.family import Family
-from graphgen.models.published.folder import settings
+from graphgen.models.published.folder import settings, tokenizer
 from graphgen.models.published.poolings import POOLINGS
 from graphgen.models.published.stages import STAGES, SentenceVectors, Stage
 from graphgen.models.published.weights import read_weights
 
 MODULES = ("Transformer", "Pooling", *STAGES)
+
+_CAPITALS = "AZ\u00c0\u00dc\u010c\u0394\u0416\u10a0"  # of several alphabets, some with accents
 
 
 def sentence_head(
@@ -58,7 +60,7 @@ def sentence_head(
         if Path(name).name != name:
             raise GraphgenError(f"{path}: {name!r} is not the name of a folder next to it")
     noted = "sentence_bert_config.json"
-    if settings(folder, noted).get("do_lower_case"):
+    if settings(folder, noted).get("do_lower_case") and not _lowers(folder):
         raise GraphgenError(
             f"{folder / noted}: do_lower_case is True, but clients of tokenizer.json do not read "
             "it: make it part of the normalizer there, and False here"
@@ -79,6 +81,16 @@ def sentence_head(
         size = stage.features
         stages.append(stage)
     return SentenceVectors(poolings, stages), weights
+
+
+def _lowers(folder: Path) -> bool:
+    """Whether the tokenizer reads capital letters as small ones, as it is."""
+    reader = tokenizer(folder)
+    normalizer = None if reader is None else reader.normalizer
+    return normalizer is not None and all(
+        normalizer.normalize_str(letter) == normalizer.normalize_str(letter.lower())
+        for letter in _CAPITALS
+    )
 
 
 def stage_folders(folder: Path) -> list[str]:
