@@ -13,6 +13,7 @@ import numpy as np
 from graphgen.errors import GraphgenError
 from graphgen.files import present, read_json, regular
 from graphgen.models.published.config import Config
+from graphgen.models.published.folder import settings
 from graphgen.operands import Array
 
 PIXELS = "pixel_values"
@@ -34,21 +35,30 @@ _CLIP = {
     "image_std": [0.26862954, 0.26130258, 0.27577711],
     "size": {"shortest_edge": 224},
     "do_center_crop": True,
+    "default_to_square": False,
 }
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "ViT": {},
-    "Siglip": {"resample": 3},
+    "Siglip": {"resample": 3, "default_to_square": False},
     "DeiT": {"resample": 3, "size": {"height": 256, "width": 256}, "do_center_crop": True},
     "CLIP": _CLIP,
     "Bit": _CLIP,  # of DINOv2
 }
 """What each class of transformers does if no field says otherwise."""
 
+_OF_TYPES = {"deit": "DeiT", "dinov2": "Bit"} | {
+    f"{name.lower()}{part}": name for name in ("CLIP", "Siglip") for part in ("", "_vision_model")
+}
+"""The class for a model type if no field names one; ViT's for any other."""
+
 _KIND = re.compile(rf"({'|'.join(_DEFAULTS)})(ImageProcessor(Fast|Pil)?|FeatureExtractor)")
 
+_TYPES = ("image_processor_type", "feature_extractor_type")
+"""Fields that name a class; the older one may be beside the newer."""
+
 _WITHOUT_EFFECT = (
-    "processor_class do_convert_rgb default_to_square "
-    "data_format input_data_format return_tensors device disable_grouping"
+    "processor_class do_convert_rgb data_format input_data_format return_tensors device "
+    "disable_grouping"
 ).split()
 
 
@@ -84,8 +94,10 @@ class Images:
         config = Config({"model_type": "preprocessor", **read_json(path)}, str(path))
         for name in _WITHOUT_EFFECT:
             config.raw(name)
-        kind = "ViT"
-        for name in ("image_processor_type", "feature_extractor_type"):
+        kind = _OF_TYPES.get(str(settings(folder, "config.json").get("model_type")), "ViT")
+        if any(map(config.given, _TYPES)):
+            kind = "ViT"
+        for name in _TYPES:
             named = config.raw(name, "ViTImageProcessor")
             found = _KIND.fullmatch(named) if isinstance(named, str) else None
             if found is None:  # others have other defaults
@@ -94,6 +106,7 @@ class Images:
                 kind = found[1]
         self.defaults = _DEFAULTS[kind]
         config.expect("do_pad", False)
+        config.expect("use_square_size", False)
         for name in ("pad_size", "crop_pct"):
             config.raw(name)
         self.resize = config.take("do_resize", bool, True)
@@ -115,8 +128,10 @@ class Images:
         square = _square(224)
         default = self.defaults.get("size", square)
         size, crop = config.raw("size", default), config.raw("crop_size", square)
+        name = "default_to_square"
+        whole = config.take(name, bool, self.defaults.get(name, True))
         if type(size) is int:
-            size = {"shortest_edge": size} if "shortest_edge" in default else _square(size)
+            size = _square(size) if whole else {"shortest_edge": size}
         crop = _square(crop) if type(crop) is int else crop
         cut = config.take("do_center_crop", bool, self.defaults.get("do_center_crop", False))
         if cut and not _sizes(size, "height", "width") and not _sizes(size, "shortest_edge"):

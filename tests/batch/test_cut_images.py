@@ -47,6 +47,40 @@ def test_the_shortest_edge_is_resized(
     np.testing.assert_array_equal(found, whole[top : top + 8, left : left + 8])
 
 
+@pytest.mark.parametrize(
+    ("kind", "fields", "square"),
+    [
+        ("vit", {}, True),
+        ("deit", {}, True),
+        ("clip", {}, False),
+        ("clip_vision_model", {}, False),
+        ("dinov2", {}, False),
+        ("dinov2", {"default_to_square": True}, True),
+        ("clip", {"image_processor_type": "ViTImageProcessor"}, True),
+        ("vit", {"image_processor_type": "ViTImageProcessor", "default_to_square": False}, False),
+    ],
+)
+def test_whether_one_size_is_that_of_the_shortest_edge(
+    kind: str, fields: dict[str, Any], square: bool, tmp_path: Path
+) -> None:
+    """The class says it, which belongs to the model type if no field names one."""
+    array = np.random.default_rng(0).integers(0, 256, (20, 31, 3), np.uint8)
+    given = {"size": 10, "crop_size": 8, "resample": 2, "do_center_crop": True, **fields}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    found = prepared(tmp_path, [8, 8], array, **given)
+    whole = np.array(PIL.fromarray(array).resize((10, 10) if square else (15, 10), 2))
+    left = (whole.shape[1] - 8) // 2
+    np.testing.assert_array_equal(found, whole[1:9, left : left + 8])
+
+
+def test_one_size_of_siglip_is_refused(tmp_path: Path) -> None:
+    """It is that of the shortest edge, and nothing is cut."""
+    fields = {"size": 8, "image_processor_type": "SiglipImageProcessor"}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(fields))
+    with pytest.raises(GraphgenError, match="must be height and width of the graph's images"):
+        Images(tmp_path, ["batch", 3, 8, 8], tmp_path)
+
+
 def test_files_have_one_channel_or_three(tmp_path: Path) -> None:
     images = Images(tmp_path, ["batch", 2, 4, 4], tmp_path)
     with pytest.raises(GraphgenError, match="images of 2 channels; give pixel_values"):

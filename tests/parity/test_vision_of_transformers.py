@@ -1,5 +1,6 @@
 """DeiT, DINOv2, CLIP and SigLIP, and how images are prepared for them, against transformers."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +187,9 @@ def test_a_tower_alone(which: str, older: bool, tmp_path: Path) -> None:
             (24, 24),
         ),
         ("CLIP", {"size": {"shortest_edge": 13}, "crop_size": 20}, (20, 20)),
+        ("CLIP", {"size": 30, "crop_size": 20}, (20, 20)),
+        ("CLIP", {"size": 30, "crop_size": 20, "default_to_square": True}, (20, 20)),
+        ("DeiT", {"size": 30, "crop_size": 20, "default_to_square": False}, (20, 20)),
         (
             "Bit",
             {"size": {"shortest_edge": 30}, "crop_size": {"height": 21, "width": 18}},
@@ -196,12 +200,24 @@ def test_a_tower_alone(which: str, older: bool, tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("free", [False, True])
+@pytest.mark.parametrize("older", [False, True])
 def test_images_are_prepared(
-    kind: str, options: dict[str, Any], size: tuple[int, int], free: bool, tmp_path: Path
+    kind: str,
+    options: dict[str, Any],
+    size: tuple[int, int],
+    free: bool,
+    older: bool,
+    tmp_path: Path,
 ) -> None:
+    """Also by a file that names no class, as older ones: the model type says which it is."""
     pillow = pytest.importorskip("PIL.Image", reason="needs Pillow")
     processor = getattr(transformers, f"{kind}ImageProcessorPil")(**options)
     processor.save_pretrained(tmp_path)
+    if older:
+        named = {"Bit": "dinov2"}.get(kind, kind.lower())
+        (tmp_path / "config.json").write_text(f'{{"model_type": "{named}"}}')
+        (tmp_path / "preprocessor_config.json").write_text(json.dumps(options))
+        processor = transformers.AutoImageProcessor.from_pretrained(tmp_path)
     dims = ("height", "width") if free else size
     images = Images(tmp_path, ["batch_size", 3, *dims], tmp_path)
     random, rows, wanted = np.random.default_rng(0), [], []
