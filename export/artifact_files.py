@@ -18,8 +18,10 @@ LOSS = "graphgen.loss"
 """Metadata of training_model.onnx: a JSON object with `loss`, for labels `classes`, how many
 batches to `accumulate` before an update, if more than one, `documents` if so, which `outputs` of
 the model the evaluation can return, and, if adapters are trained, `lora`: rank, alpha, dropout,
-rank_stabilized and the names of its modules; and `base`: the weights in few bits, by name, as the
-fields of `graphgen.passes.training.packed.Packed`."""
+rank_stabilized and the names of its modules; `base`: the weights in few bits, by name, as the
+fields of `graphgen.passes.training.packed.Packed`; and `weights`, unless the loss is one with a
+name: for how much a batch counts, as names of values of eval_model.onnx, or numbers; none if the
+losses of batches add up, null if it is not known."""
 
 
 def read_artifact(path: Path) -> bytes:
@@ -57,6 +59,7 @@ def loss_in(training: ir.Model, path: Path) -> dict[str, Any]:
             for numbers in weights:
                 whole = whole and len(weights) == 1 and all(type(w) is float for w in numbers)
         whole = whole and all(type(name) is str for name in [*found.get("outputs", [])])
+        whole = whole and all(type(x) in (str, float) for x in found.get("weights") or [])
         moved = found.get("statistics", {})
         whole = whole and all(type(name) is str for name in [*moved, *moved.values()])
         if not (whole and isinstance(found.get("dtype", ""), str)):

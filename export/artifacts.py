@@ -110,7 +110,8 @@ def artifacts(
             loss; one of these with options, as `gg.Loss("cross_entropy", axis=1)` or the text
             "cross_entropy:axis=1"; a function in the operators of `gg.ops`, which gets outputs and
             inputs of the model, and new inputs, by the names of its arguments, and returns a
-            scalar; or a list of several, which are summed.
+            scalar, or (scalar, weight): for how much a batch counts in a mean over batches, what
+            the loss divides its sum by; or a list of several, which are summed.
         optimizer: `AdamW()` by default, or `SGD()`; groups and momentum need the profile "stock".
         output: The output to train; by default the only float one not called present.*.
         trainable: A regular expression, searched in the parameters' names, one whole name, a module
@@ -297,7 +298,8 @@ class Prepared:
         names = [weight.name for weight in table if weight.trained]
         if lora is not None:
             described["lora"]["saved"] = trained_whole(training, described["lora"], names)
-        if found := evaluated(training, all_outputs, outputs):
+        counts = described.get("weights") or ()
+        if found := evaluated(training, all_outputs, outputs, counts):
             described["outputs"] = found
         check_profile(optimizer, names, profile == "official")
         rest = [name for name in parameters(training.graph) if name not in names]

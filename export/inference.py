@@ -9,11 +9,16 @@ from graphgen.errors import GraphgenError, near
 from graphgen.operands import Array
 
 
-def evaluated(model: ir.Model, outputs: Sequence[ir.Value], asked: Sequence[str]) -> list[str]:
+def evaluated(
+    model: ir.Model,
+    outputs: Sequence[ir.Value],
+    asked: Sequence[str],
+    weights: Sequence[str | float] = (),
+) -> list[str]:
     """Of a model's `outputs`, those that were asked for, and those that the loss is made of.
 
-    They become outputs of the model of the loss, after it, and what only others need goes. Raises
-    GraphgenError for a name that is not there.
+    They become outputs of the model of the loss, after it, and behind them `weights` of the loss,
+    by name; what only others need goes. Raises GraphgenError for a name that is not there.
     """
     graph = model.graph
     [loss] = graph.outputs
@@ -25,10 +30,12 @@ def evaluated(model: ir.Model, outputs: Sequence[ir.Value], asked: Sequence[str]
                 f"artifacts: outputs has {name!r}; give a list of outputs of the model, which has "
                 f"{', '.join(made.values())}{near(name, made.values())}"
             )
+    further = [x for node in graph for x in node.outputs if x.name in weights]
     graph.outputs.extend(value for value, name in made.items() if name in names)
+    graph.outputs.extend(further)
     common.RemoveUnusedNodesPass()(model)
     kept = [x for x in made if (node := x.producer()) is not None and node.graph is graph]
-    graph.outputs[:] = [loss, *kept]
+    graph.outputs[:] = [loss, *kept, *further]
     return [made[value] for value in kept]
 
 

@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeAlias
 
+import numpy as np
 import onnx_ir as ir
 
 from graphgen import ops
 from graphgen.edit import claim, infer_model, register_constants
 from graphgen.errors import GraphgenError, near
+from graphgen.export.loss_weights import LossWeights
 from graphgen.export.named_losses import LABELS, OPTIONS, Loss, by_name
 from graphgen.graph import constant
 from graphgen.infer import DOMAIN
@@ -18,7 +20,7 @@ from graphgen.op import find_op, is_a, read_attributes
 from graphgen.record import Tape, recording
 from graphgen.subgraphs import ancestors, reads
 from graphgen.traits import Trait
-from graphgen.value import Tensor, Value, adopt
+from graphgen.value import Size, Tensor, Value, adopt
 
 Term: TypeAlias = str | Loss | Callable[..., Any]
 AnyLoss: TypeAlias = Term | Sequence[Term]
@@ -49,30 +51,31 @@ def attach_loss(
         one = " + ".join(map(_named, terms))
         raise GraphgenError(f"artifacts: {min(inputs)} has no effect with loss={one}; leave it out")
     described: dict[str, Any] = {"loss": " + ".join(map(_named, terms))}
-    if (
-        isinstance(first := terms[0], Loss)
-        and terms == [Loss(first.name)]
-        and first.name in outputs
-    ):
-        graph.outputs[:] = [outputs[first.name]]
-        return described | _labels_of(graph)
+    first = terms[0]
+    as_it_is = isinstance(first, Loss) and terms == [Loss(first.name)] and first.name in outputs
+    named = isinstance(first, Loss) and len(terms) == 1 and first.name not in outputs
     with recording(context=infer_model(model)) as tape:
         added = _new_inputs(graph, inputs, tape)
-        parts = list[Tensor]()
+        parts = list[tuple[Tensor, Any]]()
         for term in terms:
             if isinstance(term, Loss):
                 part = by_name(graph, term, outputs, tape)
-                parts.append(part if term.factor == 1.0 else part * term.factor)
+                parts.append((part if term.factor == 1.0 else part * term.factor, None))
             else:
                 parts.append(_own(graph, term, added, terms))
-        value = functools.reduce(ops.add, parts)
+        scalar = tape.operand(functools.reduce(ops.add, (part for part, _ in parts)))
+        weights = [] if named else LossWeights(graph, tape).of(parts)
+        tape.trim([scalar, *(weights or ())])
         graph.extend(tape.nodes)
         graph.inputs.extend(tape.inputs.values())
         tape.kept = True
     register_constants(graph, tape.constants.values())
-    scalar = tape.operand(value)
     graph.outputs[:] = [scalar]
-    claim(graph, {"loss": scalar})
+    claim(graph, {} if as_it_is else {"loss": scalar})
+    if not named:
+        described["weights"] = None if weights is None else _written(graph, weights)
+    if as_it_is:
+        return described | _labels_of(graph)
     if isinstance(first, Loss) and len(terms) == 1:
         if first.name == "cross_entropy" and first.labels == LABELS and first.weight is None:
             [found] = _labels_of(graph)["labels"].values()
@@ -80,6 +83,17 @@ def attach_loss(
         if first.labels == LABELS and first.name != "cross_entropy":
             return described
     return described | _labels_of(graph, terms)
+
+
+def _written(graph: ir.Graph, weights: Sequence[ir.Value]) -> list[str | float]:
+    """The weights by their names in the graph, and those that are known as numbers."""
+    found = list[str | float]()
+    for number, weight in enumerate(weights):
+        source = weight if (node := weight.producer()) is None else node.inputs[0]
+        known = None if source is None else constant(source)
+        found.append(f"loss_weight_{number}" if known is None else float(known))
+        claim(graph, {str(found[-1]): weight} if known is None else {})
+    return found
 
 
 def _terms(
@@ -185,10 +199,11 @@ def _own(
     loss: Callable[..., Any],
     added: Mapping[str, Value],
     terms: Sequence[Loss | Callable[..., Any]],
-) -> Value:
+) -> tuple[Value, Any]:
     """Record a function of the outputs, the inputs and new inputs, all by name.
 
-    A new input that no function names goes to each, for Python's error about it.
+    Returns the loss and, if the function does, its weight in a mean over batches. A
+    new input that no function names goes to each, for Python's error about it.
     """
     known = {str(value.name): value for value in (*graph.inputs, *graph.outputs)}
     signature, named = inspect.signature(loss), _named(loss)
@@ -202,10 +217,21 @@ def _own(
             f"artifacts: loss {named}: {error}; its arguments are outputs and inputs of the model "
             f"({', '.join(known)}) and new inputs, given as name=gg.float32[...]"
         ) from None
-    value: Tensor = loss(**given)
+    value = loss(**given)
+    value, weight = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
     if not isinstance(value, Value):
         raise GraphgenError(
             f"artifacts: loss {named} returned {type(value).__name__}; it must return one float "
-            "value"
+            "value, or a tuple of it and its weight in a mean over batches"
         )
-    return value
+    if weight is None:
+        return value, None
+    one = isinstance(weight, (int, float, np.number, Size)) or (
+        isinstance(weight, Value) and all(d == 1 for d in weight.value.shape or ())
+    )
+    if not one or isinstance(weight, bool):
+        raise GraphgenError(
+            f"artifacts: loss {named} returned the weight {weight!r}; it must be one number, such "
+            "as how many labels count"
+        )
+    return value, ops.cast(weight, to=np.float32)

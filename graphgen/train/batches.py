@@ -172,15 +172,25 @@ def own_part(
     """This process's samples; arrays whose first dimension is not the samples' go whole."""
     if processes.size == 1:
         return batch
-    first = {n: t.dims[0] if t.dims else None for n, t in inputs.items()}
-    samples = next((d for n, d in first.items() if n != LABELS and d is not None), None)
-    if isinstance(samples, int):
+    if isinstance(samples := _samples(inputs), int):
         raise GraphgenError(
             f"{who}: the model takes {samples} samples, which {processes.size} processes cannot "
             "divide; build it with a name instead of that size"
         )
     mine = processes.share
-    return {n: mine(a) if n == LABELS or first.get(n) == samples else a for n, a in batch.items()}
+    return {n: mine(a) if is_divided(n, inputs) else a for n, a in batch.items()}
+
+
+def is_divided(name: str, inputs: Mapping[str, TensorType]) -> bool:
+    """Whether an input has something for each sample."""
+    dims = inputs[name].dims if name in inputs else None
+    return name == LABELS or (dims is not None and dims[:1] == (_samples(inputs),))
+
+
+def _samples(inputs: Mapping[str, TensorType]) -> int | str | None:
+    """The number of samples of a batch, or its name: the first size of the first input with one."""
+    first = {n: t.dims[0] if t.dims else None for n, t in inputs.items()}
+    return next((d for n, d in first.items() if n != LABELS and d is not None), None)
 
 
 def made(batches: Any) -> Iterable[Any]:

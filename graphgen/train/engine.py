@@ -30,13 +30,14 @@ from graphgen.operands import Array
 from graphgen.passes.training.accumulate import BUFFER, GRADIENT
 from graphgen.runtime import Buffer, Provider, Resident, Session, return_memory
 from graphgen.train.batches import own_part
-from graphgen.train.data import Batch, LabelKind, check_rows, is_sure, weight_of
+from graphgen.train.data import Batch, LabelKind, check_rows, weight_of
 from graphgen.train.in_place import CHUNK, InPlace
-from graphgen.train.lower import SESSION_OPTIONS, lower, returning
+from graphgen.train.lower import SESSION_OPTIONS, lower, making, returning
 from graphgen.train.nonfinite import find_not_finite
 from graphgen.train.on_device import OnDevice
 from graphgen.train.parallel import Processes
 from graphgen.train.schedule import Schedule
+from graphgen.train.shares import Shares
 from graphgen.train.state import Feeder, State
 
 _ANY_MODEL = onnx.parser.parse_model(
@@ -151,6 +152,15 @@ class Engine:
         self.inputs = {n: t for n, t in self._train.session.inputs.items() if n not in own}
         self._evaluation = program.evaluation
         self._evaluators: dict[tuple[str, ...], Feeder] = {(): feeder(program.evaluation, {})}
+        evaluation = program.evaluation  # and not the program, which is large
+        self.shares = Shares(
+            who,
+            program.loss,
+            self.inputs,
+            self.labels,
+            processes,
+            lambda names: feeder(making(evaluation, names, who), {}),
+        )
         self.device = self._train.session.plan.device
         scaled = self.scale.dynamic or self.optimizer.clip_norm is not None
         numbers = [*self.optimizer.scalars(0.0, 1, Setting(1.0, 0.0)), *(["scale"] * scaled)]
@@ -266,7 +276,7 @@ class Engine:
         return _number(loss), others
 
     def one_update(self, group: Sequence[Batch], number: int, rate: Schedule) -> dict[str, float]:
-        """One update from batches, from `number` on: their mean by labels that count.
+        """One update from batches, from `number` on: that of all as one batch.
 
         Returns the metrics of the step. Raises GraphgenError where nothing counts, or a loss, a
         gradient or the rate of the step is not finite; nothing is updated then.
@@ -278,21 +288,20 @@ class Engine:
         self, group: Sequence[Batch], number: int, rate: Schedule, undo: Callable[[], None]
     ) -> dict[str, float]:
         parts = [self.own_part(batch, number + i) for i, batch in enumerate(group)]
-        own, weights = zip(*parts, strict=True)
-        for i, batch in enumerate(own):
-            self.check_sure(is_sure(batch, self.labels), number + i, alone=len(own) == 1)
-        [whole] = self.processes.sum(sum(weights))
+        own, counts = zip(*parts, strict=True)
+        shares = self.shares.of_update(own, counts, number)
+        [whole] = self.processes.sum(sum(shares))
         if not whole:
             raise GraphgenError(
                 f"{self.who}: batch {number}: there is nothing to learn from: it has no samples, "
                 f"or every label is {IGNORED}"
             )
         loss = 0.0
-        self.state.begin(any(weights))
+        self.state.begin(any(shares))
         first, size = self.step * self.accumulate, self.processes.size
         sites = [(first + i) * size + self.processes.rank for i in range(len(own))]
-        for i, (batch, weight) in enumerate(zip(own, weights, strict=True)):
-            if share := weight / whole:
+        for i, (batch, share) in enumerate(zip(own, shares, strict=True)):
+            if share:
                 loss += share * self.add_gradients(batch, number + i, sites[i], share)
         [loss] = self.processes.sum(loss)
         self.processes.reduce(self.state.end())
@@ -302,8 +311,8 @@ class Engine:
             return self._one_update(group, number, rate, undo)  # with a smaller loss scale
         if not math.isfinite(norm):
             self.state.pull()
-            for i, weight in enumerate(weights):
-                if weight and (cause := self._train.blame(own[i], self._own(sites[i]))):
+            for i, share in enumerate(shares):
+                if share and (cause := self._train.blame(own[i], self._own(sites[i]))):
                     raise self.stop(f"gradient's norm is {norm:g}", number + i, cause)
             self.processes.sum(0.0)  # if another process has the cause, it ends this one here
             raise self.stop(f"gradient's norm is {norm:g}", number, None)
@@ -311,17 +320,6 @@ class Engine:
         check_rate(self.who, now, f"at step {self.step + 1} the schedule gives")
         self.update(now, norm)
         return {"step": self.step, "loss": loss, "learning_rate": now, "gradient_norm": norm}
-
-    def check_sure(self, sure: bool, number: int, *, alone: bool) -> None:
-        """Raise if a mean over several batches is wanted, but this one's weight is not known."""
-        if not sure and not (alone and self.processes.size == 1):
-            names = ", ".join(self.labels) or LABELS
-            raise GraphgenError(
-                f"{self.who}: batch {number}: the loss leaves out some of {names}, or they are "
-                f"{IGNORED}, so it is not known how many count for the mean over batches: write "
-                "the loss with one ops.cross_entropy(..., ignore_index=...), or give one joined "
-                "batch"
-            )
 
     def norm(self) -> float:
         """The Euclidean norm of all gradients together; finite only if they all are."""

@@ -1,6 +1,6 @@
 """Held-out data through the evaluation model: its mean loss, predictions and metrics."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -9,16 +9,18 @@ from graphgen.errors import GraphgenError, near, user_line
 from graphgen.export.named_losses import IGNORED
 from graphgen.operands import Array
 from graphgen.train.batches import named, stream
-from graphgen.train.data import Batch, Batches, Dataset, is_sure
+from graphgen.train.data import Batch, Batches, Dataset
 from graphgen.train.engine import Engine
 from graphgen.train.metrics import AnyMetric, Metric, Pair, joined, read_metric
+from graphgen.train.shares import Weights
 
 
 class Evaluated(NamedTuple):
-    """One batch: how many labels it counts for, its loss and some outputs."""
+    """One batch: for how much it counts, its loss and some outputs."""
 
+    number: int
     batch: Batch
-    weight: float
+    weights: Weights
     loss: float
     outputs: dict[str, Array]
 
@@ -40,6 +42,11 @@ class Metrics(tuple[Metric, ...]):
                 f"{engine.processes.size}: train without them, and measure afterwards"
             )
         for metric in found:
+            if metric.of_loss is not None and engine.shares.are_sums:
+                raise GraphgenError(
+                    f"{engine.who}: {metric.name} is of a loss that is a mean, and this one is a "
+                    "sum over all samples: divide it by how many there are"
+                )
             if metric.of_loss is None:
                 output_of(metric.output, engine, f"metric {metric.name}")
                 if metric.labels not in engine.inputs:
@@ -80,42 +87,41 @@ def evaluated(
 
     Raises GraphgenError where it is not known for how much a batch counts.
     """
-    sure = True
     if isinstance(batches, Dataset):
         batches.check(engine.labels)
     for number, given in enumerate(stream(batches)):
         whole = named(given, engine.inputs, f"{engine.who}: batch {number}")
-        batch, weight = engine.own_part(whole, number)
-        if not all_rows:
-            sure = sure and is_sure(batch, engine.labels)
-            engine.check_sure(sure, number, alone=not number)
-        if weight or all_rows:
-            loss, arrays = engine.predict(batch, number, outputs, checked=bool(weight))
-            yield Evaluated(batch, weight, loss, dict(zip(outputs, arrays, strict=True)))
+        batch, count = engine.own_part(whole, number)
+        weights = (count,) if all_rows else engine.shares.weights(batch, number, count)
+        if number and not all_rows:
+            engine.shares.check_known(weights, number)
+        if any(weights) or all_rows:
+            loss, arrays = engine.predict(batch, number, outputs, checked=any(weights))
+            found = dict(zip(outputs, arrays, strict=True))
+            yield Evaluated(number, batch, weights, loss, found)
 
 
 def mean_loss(engine: Engine, batches: Batches) -> float:
-    """The mean loss over all labels that count."""
-    total, count = 0.0, 0.0
-    for one in evaluated(engine, batches):
-        total, count = total + one.weight * one.loss, count + one.weight
-    return _mean(engine, total, count)
+    """The loss of all batches as one."""
+    return _joined(
+        engine, {one.number: (one.weights, one.loss) for one in evaluated(engine, batches)}
+    )
 
 
 def measure(engine: Engine, batches: Batches, metrics: Metrics) -> dict[str, float]:
-    """`loss`, the mean over all labels that count, and each metric by its name."""
+    """`loss`, that of all batches as one, and each metric by its name."""
     read = {m: output_of(m.output, engine, m.name) for m in metrics if m.of_loss is None}
     outputs = tuple(name for name in engine.outputs if name in read.values())
     kept: dict[tuple[object, ...], list[Pair]] = {}  # metrics may share what they keep
     keys = {metric: (output, metric.labels, metric.prepare) for metric, output in read.items()}
-    total, count = 0.0, 0.0
+    losses = dict[int, tuple[Weights, float]]()
     for one in evaluated(engine, batches, outputs):
-        total, count = total + one.weight * one.loss, count + one.weight
+        losses[one.number] = one.weights, one.loss
         for output, labels, prepare in dict.fromkeys(keys.values()):
             pair = one.outputs[output], np.asarray(one.batch[labels])
             pair = pair if prepare is None else prepare(*pair)
             kept.setdefault((output, labels, prepare), []).append(pair)
-    loss = _mean(engine, total, count)
+    loss = _joined(engine, losses)
     found = {"loss": loss}
     for metric in metrics:
         found[metric.name] = metric.value(loss, kept[keys[metric]] if metric in keys else [])
@@ -138,10 +144,13 @@ def predictions(
     return {name: joined([one[name] for one in found], 0) for name in wanted}
 
 
-def _mean(engine: Engine, total: float, count: float) -> float:
-    total, count = engine.processes.sum(total, count)
-    if not count:
+def _joined(engine: Engine, losses: Mapping[int, tuple[Weights, float]]) -> float:
+    """The loss of all batches as one, from the weights and the losses of this process's."""
+    shares = engine.shares.of({number: weights for number, (weights, _) in losses.items()})
+    total = sum(share * loss for share, (_, loss) in zip(shares, losses.values(), strict=True))
+    total, whole = engine.processes.sum(total, sum(shares))
+    if not whole:
         raise GraphgenError(
             f"{engine.who}.evaluate: there are no batches with labels in them, or all are {IGNORED}"
         )
-    return total / count
+    return total

@@ -8,6 +8,7 @@ from typing import Any
 
 import onnx
 import onnx_ir as ir
+from onnx_ir.passes import common
 
 from graphgen import ops
 from graphgen.errors import GraphgenError
@@ -150,6 +151,16 @@ def returning(evaluation: bytes, outputs: Sequence[str], who: str) -> bytes:
             )
     graph = model.graph
     graph.outputs[:] = [graph.outputs[0], *(made[name] for name in outputs)]
+    return _to_bytes(model)
+
+
+def making(evaluation: bytes, values: Sequence[str], who: str) -> bytes:
+    """The part of an evaluation model that makes some of its values, which become its outputs."""
+    model = ir.from_proto(onnx.load_model_from_string(returning(evaluation, values, who)))
+    del model.graph.outputs[0]
+    common.RemoveUnusedNodesPass()(model)
+    for value in [value for value in model.graph.inputs if not value.uses()]:
+        model.graph.inputs.remove(value)
     return _to_bytes(model)
 
 

@@ -39,7 +39,7 @@ class Trainer:
             default 0.001 in every step.
         seed: Fed to the model's input `seed`; dropout is a function of it and of the step.
         accumulate: How many batches make one update. Its gradient and loss are those of the joined
-            batch: means by counted labels. By default what the artifacts say, else 1.
+            batch: means by what each counts for. By default what the artifacts say, else 1.
         ema: d of the moving average e ← d e + (1 - d) p of the weights, with d at most
             (1 + t) / (10 + t) at step t. Evaluations, `best/checkpoint` and `export` then use e.
         threads: How many threads each session has; the runtime's default if None.
@@ -262,7 +262,7 @@ class Trainer:
         return history
 
     def evaluate(self, batches: Batches) -> float:
-        """The mean loss without dropout; with labels, over all labels that are not ignored."""
+        """The loss of all batches as one, without dropout: a mean over all labels that count."""
         return mean_loss(self._engine, batches)
 
     def measure(self, batches: Batches, metrics: Sequence[AnyMetric]) -> dict[str, float]:

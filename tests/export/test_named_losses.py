@@ -157,8 +157,12 @@ def test_a_sum_of_losses(tmp_path):
         one = trainer(tmp_path / str(number))
         found.append(one.evaluate([{n: a for n, a in batch.items() if n in one.inputs}]))
     assert found[3] == pytest.approx(sum(found[:3]), rel=1e-6)
-    with pytest.raises(GraphgenError, match="leaves out some of labels, small, wanted"):
-        one.evaluate([batch, batch])  # l1 counts rows that cross-entropy leaves out
+    assert one.evaluate([batch, batch]) == pytest.approx(found[3], rel=1e-6)
+    halves = [{name: array[at] for name, array in batch.items()} for at in (slice(3), slice(3, 6))]
+    assert one.evaluate(halves) == pytest.approx(found[3], rel=1e-6)  # both leave one out
+    thirds = [{name: array[at] for name, array in batch.items()} for at in (slice(4), slice(4, 6))]
+    with pytest.raises(GraphgenError, match=r"batch 0 is 0.667 of what one .* 0.75 of another"):
+        one.evaluate(thirds)  # l1 counts rows that cross-entropy leaves out
     both = [gg.Loss("mse", output="boxes"), gg.Loss("l1", output="boxes")]
     gg.artifacts(model, tmp_path / "both", loss=both)
     assert trainer(tmp_path / "both").inputs.keys() == {"x", "labels"}
