@@ -24,6 +24,8 @@ MADE_UP = re.compile(r"\b(_d|unk__)\d+\b")
 _ANY_MADE_UP = re.compile(rf"\b(_d|unk__|{ELEMENT})\d+\b")
 
 
+_BOUND, _DEPTH = re.compile("Max|Min"), 2
+
 _TERM = re.compile(r"\w+(\*\w+)*|(Max|Min)\(\w+(, \w+)+\)")
 
 
@@ -85,10 +87,20 @@ def dim_of(text: str) -> ir.SymbolicDim:
 
 @lru_cache(TEXTS)
 def _short(text: str) -> str:
-    """Its form; sympy cannot simplify one term of names, but to try it would import units."""
+    """Its form; sympy cannot simplify one term of names, but to try it would import units.
+
+    Nor can it simplify pools of pools, for each of which it would take twice as long.
+    """
     size = ir.SymbolicDim(text)
     form = str(size._expr)
-    return form if _TERM.fullmatch(form) else str(size.simplify())
+    whole = _TERM.fullmatch(form) or _depth(size._expr) > _DEPTH
+    return form if whole else str(size.simplify())
+
+
+def _depth(expression: Any) -> int:
+    """How many maxima and minima are inside each other."""
+    here = _BOUND.fullmatch(expression.func.__name__) is not None
+    return here + max(map(_depth, expression.args), default=0)
 
 
 def _mend_parsers() -> None:
@@ -118,6 +130,12 @@ def _mend_parsers() -> None:
         module.parse_symbolic_expression = lru_cache(TEXTS)(partial(parse_all, old=whole))
 
 
+def _mend_windows() -> None:
+    """Let the library work out once how far a window slides: hundreds of layers share a size."""
+    module: Any = import_module("onnx_shape_inference._ops._conv")
+    module._compute_conv_output_dim = lru_cache(TEXTS)(module._compute_conv_output_dim)
+
+
 def _may_be_zero(expression: Any) -> Any:
     if not expression.is_Symbol:
         return expression
@@ -125,3 +143,4 @@ def _may_be_zero(expression: Any) -> Any:
 
 
 _mend_parsers()
+_mend_windows()

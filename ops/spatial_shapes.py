@@ -1,12 +1,13 @@
 """Shapes of convolutions, pools, resized and padded images, where the libraries miss them."""
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 import numpy as np
 import onnx_ir as ir
 from onnx_shape_inference import ShapeInferenceContext, registry
 
-from graphgen.forms import MADE_UP, dim_of, simplified
+from graphgen.forms import MADE_UP, TEXTS, dim_of, simplified
 from graphgen.infer import (
     OPSET,
     DeclaredSizes,
@@ -108,9 +109,14 @@ def _note_lengths(node: ir.Node, context: ShapeInferenceContext) -> None:
     for i, (size, window) in enumerate(zip(x.shape[2:], w.shape[2:], strict=True)):
         if isinstance(size, int) or not isinstance(window, int) or padded != "NOTSET":
             continue
-        over = size + (pads[i] + pads[axes + i] - apart[i] * (window - 1) - 1)
-        context.note(over, 0)
+        context.note(_moved(size, pads[i] + pads[axes + i] - apart[i] * (window - 1) - 1), 0)
         context.note(y.shape[2 + i], 1)
+
+
+@lru_cache(TEXTS)
+def _moved(size: ir.SymbolicDim, by: int) -> ir.SymbolicDim:
+    """A size and a number, worked out once."""
+    return size + by
 
 
 @mends("ConvTranspose")

@@ -6,6 +6,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from graphgen.edit import infer_model, lift_constants, tidy
+from graphgen.forms import MADE_UP
 from graphgen.graph import constant, count_nodes, parameters
 from graphgen.match import Replacement
 from graphgen.subgraphs import nodes_of
@@ -23,9 +24,7 @@ def clean(model: ir.Model) -> Replacement:
 
     Random operators are never merged: two of them draw different numbers.
     """
-    from graphgen.folding import fold_constants  # a sixth of the time to import `optimize`
-
-    changed = fold_constants(model, _FOLDED_BYTES // 8, partial(_should_fold, _declared(model)))
+    changed, unknown = _fold(model), _unknown_sizes(model)
     before = count_nodes(model), len(model.graph.initializers)
     lift_constants(model)
     _share_constants(model.graph)
@@ -35,7 +34,23 @@ def clean(model: ir.Model) -> Replacement:
             changed |= found.modified
     tidy(model)
     changed |= before != (count_nodes(model), len(model.graph.initializers))
-    return Replacement(model, "folded and merged" if changed else "", infer_model(model))
+    context, last = infer_model(model), unknown
+    while (unknown := _unknown_sizes(model)) < last and _fold(model):  # one size shows the next
+        tidy(model)
+        context, last = infer_model(model), unknown
+    return Replacement(model, "folded and merged" if changed else "", context)
+
+
+def _fold(model: ir.Model) -> bool:
+    from graphgen.folding import fold_constants  # a sixth of the time to import `optimize`
+
+    return fold_constants(model, _FOLDED_BYTES // 8, partial(_should_fold, _declared(model)))
+
+
+def _unknown_sizes(model: ir.Model) -> int:
+    """How many values have a size for which inference made a name up."""
+    shapes = [value.shape for node in nodes_of(model.graph) for value in node.outputs]
+    return sum(MADE_UP.search(str(shape)) is not None for shape in shapes if shape is not None)
 
 
 def _comparable(graph: ir.Graph) -> bool:

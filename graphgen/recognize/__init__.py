@@ -10,4 +10,5 @@ import graphgen.recognize.loops
 import graphgen.recognize.recurrent
 import graphgen.recognize.rotary
 import graphgen.recognize.saved
+import graphgen.recognize.scattered
 import graphgen.recognize.sums

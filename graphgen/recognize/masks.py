@@ -48,7 +48,7 @@ def _difference(node: ir.Node, view: View) -> Line | None:
     signs = {"GreaterOrEqual": (1, 0), "Greater": (1, -1), "LessOrEqual": (-1, 0), "Less": (-1, -1)}
     if node.domain or node.op_type not in signs:
         return None
-    a, b = (_line(x) for x in node.inputs)
+    a, b = (line_of(x) for x in node.inputs)
     sign, extra = signs[node.op_type]
     if a is None or b is None:
         return None
@@ -56,7 +56,7 @@ def _difference(node: ir.Node, view: View) -> Line | None:
     return _moved(({i: sign * c for i, c in slopes.items()}, sign * start + extra), view)
 
 
-def _line(value: ir.Value | None) -> Line | None:
+def line_of(value: ir.Value | None) -> Line | None:
     """Whole numbers that grow evenly along axes: ranges, and sums with them."""
     view = View.of(value) if value is not None else None
     if view is None:
@@ -79,11 +79,11 @@ def _line(value: ir.Value | None) -> Line | None:
             return None
         return _moved(({-1: int(step)}, int(start)), view)
     if node.op_type in ("Add", "Sub"):
-        a, b = (_line(x) for x in node.inputs)
+        a, b = (line_of(x) for x in node.inputs)
         both = None if a is None or b is None else _sum(a, b, 1 if node.op_type == "Add" else -1)
         return None if both is None else _moved(both, view)
     if node.op_type == "Cast" and not is_float(source):
-        inner = _line(node.inputs[0])
+        inner = line_of(node.inputs[0])
         return None if inner is None else _moved(inner, view)
     return None
 

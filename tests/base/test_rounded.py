@@ -325,6 +325,14 @@ def test_a_size_that_is_simple_is_what_sympy_makes_of_it(form: str) -> None:
         assert _short(text) == str(ir.SymbolicDim(text).simplify())
 
 
+def test_sizes_of_pools_behind_pools_stay_as_they_are() -> None:
+    """To simplify one more took twice as long, so that of this one would take minutes."""
+    text = "floor(h/8 + 3/8)"
+    for _ in range(10):
+        text = f"Max(1, floor({text}/2))"
+    assert _short(text) == text
+
+
 def test_simple_sizes_import_no_units() -> None:
     """Which sympy does to simplify anything; it takes as long as numpy."""
     code = "from graphgen.forms import _short; _short('Max(3, a)*1')"

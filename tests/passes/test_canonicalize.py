@@ -308,3 +308,59 @@ def test_a_slice_of_all_elements_goes_and_no_other(limits: str, dropped: bool) -
     canonical(model)
     assert count_operators(model).get("Slice", 0) == (not dropped)
     assert np.array_equal(run_plain(model, {"x": x})[0], wanted)
+
+
+def assigned(x: Any, *, start: int = 0, read: int = 0, step: int = 1, turned: int = 0) -> Any:
+    """x[:, start:, start:] gets exp(x)[:, read:, read:] plus twice that, as exporters write it."""
+    whole = ops.exp(x)
+    part = ops.slice_(whole, [read, read], [read + 4 - start] * 2, [1, 2])
+    sizes = ops.shape(part)
+    counts = [ops.range_(0, ops.dim(x, 0), 1), *[np.arange(start, 4)[::step]] * 2]
+    if turned:
+        counts[1:] = [np.arange(start, 4), np.arange(start, 4)[::-1].copy()]
+    shaped = [ops.reshape(n, [-1, *[1] * (2 - i)]) for i, n in enumerate(counts)]
+    places = [ops.unsqueeze(ops.expand(n, sizes), [-1]) for n in shaped]
+    return ops.scatter_nd(whole, ops.concat(*places, axis=-1), part + ops.tanh(part))
+
+
+@pytest.mark.parametrize(
+    ("how", "left"),
+    [
+        ({}, 0),
+        ({"start": 1, "read": 1}, 0),
+        ({"start": 1}, 1),
+        ({"turned": 1}, 1),
+        ({"step": -1}, 1),
+        ({"start": 1, "read": 1, "step": -1}, 1),
+    ],
+)
+def test_a_store_to_all_places_of_a_slice_in_order_is_no_scatter(how: Any, left: int) -> None:
+    x = np.random.default_rng(0).standard_normal((3, 4, 4)).astype("f4")
+    model = build(lambda x: assigned(x, **how), x=gg.float32["b", 4, 4])
+    best = optimize(model, verify=True).model
+    assert count_operators(best).get("ScatterND", 0) == left
+    assert relative_rms(run_plain(best, {"x": x})[0], assigned(x, **how)) < 1e-6
+
+
+STAGE = """w{i} = Shape <start = 2> (x{i}) over{i} = Mod (w{i}, m{i}) left{i} = Sub (m{i}, over{i})
+    more{i} = Mod (left{i}, m{i}) all{i} = Concat <axis = 0> (zero, more{i}, zeros)
+    pairs{i} = Reshape (all{i}, two) turned{i} = Slice (pairs{i}, minus, least, zero, minus)
+    across{i} = Transpose (turned{i}) pads{i} = Reshape (across{i}, minus)
+    wide{i} = Pad (x{i}, pads{i}) x{j} = Tanh (wide{i})
+"""
+
+
+def test_widths_that_depend_on_padded_sizes_are_folded_one_after_the_other() -> None:
+    """As TorchScript writes F.pad: the pairs of widths are turned around."""
+    multiples = (4, 3, 5, 7)
+    stages = "".join(STAGE.format(i=i, j=i + 1) for i in range(len(multiples)))
+    numbers = ", ".join(f"int64[1] m{i} = {{{m}}}" for i, m in enumerate(multiples))
+    text = f"""<ir_version: 9, opset_import: ["": 18]> g (float[b, 3, 7] x0) => (float[b, 3, n] x4)
+        <{numbers}, int64[1] zero = {{0}}, int64[4] zeros = {{0, 0, 0, 0}}, int64[2] two
+         = {{-1, 2}}, int64[1] minus = {{-1}}, int64[1] least = {{-9}}> {{ {stages} }}"""
+    model = ir.from_proto(onnx.parser.parse_model(text))
+    x = np.random.default_rng(0).standard_normal((2, 3, 7)).astype("f4")
+    best = optimize(model).model
+    assert count_operators(best) == {"Pad": 4, "Tanh": 4}
+    assert best.graph.outputs[0].shape == ["b", 3, 14]
+    assert np.array_equal(run_plain(best, {"x0": x})[0], run_plain(model, {"x0": x})[0])
