@@ -16,7 +16,7 @@ _CUDNN = {"LSTM": ("sigmoid", "tanh", "tanh"), "GRU": ("sigmoid", "tanh"), "RNN"
 
 
 def _is_none_of_cudnn(node: ir.Node) -> str | None:
-    """A recurrent layer that cuDNN calculates otherwise is left to the CPU."""
+    """A recurrent layer that cuDNN calculates otherwise is left to the CPU (CUDA, 1.31)."""
     given = {name: attribute.value for name, attribute in node.attributes.items()}
     usual, names = _CUDNN[node.op_type], [str(n).lower() for n in given.get("activations") or ()]
     problems = {
@@ -32,7 +32,7 @@ def _is_none_of_cudnn(node: ir.Node) -> str | None:
 
 
 def _pads_unevenly(node: ir.Node) -> str | None:
-    """It is left to the CPU; with auto_pad, too."""
+    """With uneven pads or auto_pad, it is left to the CPU (CUDA, 1.31)."""
     pads = node.attributes.get_ints("pads", ())
     half = len(pads) // 2
     same = node.attributes.get_string("auto_pad", "NOTSET").startswith("SAME")
@@ -40,25 +40,25 @@ def _pads_unevenly(node: ir.Node) -> str | None:
 
 
 def _selects_the_last(node: ir.Node) -> str | None:
-    """It is left to the CPU."""
+    """With select_last_index, it is left to the CPU (CUDA, 1.31)."""
     last = node.attributes.get_int("select_last_index", 0)
     return "of the last of equal elements" if last else None
 
 
 def _rounds_up(node: ir.Node) -> str | None:
-    """It is left to the CPU."""
+    """With ceil_mode, it is left to the CPU (CUDA, 1.31)."""
     return "with ceil_mode" if node.attributes.get_int("ceil_mode", 0) else None
 
 
 def _has_blocks(node: ir.Node) -> str | None:
-    """The run fails: "Unsupported quantization type"; blocks of 4 bits are right."""
+    """Of 8 bits in blocks, the run fails: "Unsupported quantization type" (CUDA, 1.31)."""
     codes = operand(node, 0) if node.op_type.startswith("De") else node.outputs[0]
     wide = codes is None or codes.dtype is None or codes.dtype.bitwidth == 8
     return "of 8 bits in blocks" if node.attributes.get_int("block_size", 0) and wide else None
 
 
 def _points_are_padded(node: ir.Node) -> str | None:
-    """Zero points of several blocks in a byte are counted through, though rows end in padding."""
+    """Zero points are counted through, though rows of them end in padding (CUDA, 1.31)."""
     bits, scales = node.attributes.get_int("bits", 4), sizes_of(node, 2)
     if operand(node, 3) is None or scales is None or not isinstance(scales[-1], int):
         return None
@@ -66,7 +66,7 @@ def _points_are_padded(node: ir.Node) -> str | None:
 
 
 def _crops(node: ir.Node) -> str | None:
-    """Without nearest, all elements become one number."""
+    """Cropping without nearest, all elements become one number (CUDA, 1.31)."""
     crops = node.attributes.get_string("coordinate_transformation_mode", "") == (
         "tf_crop_and_resize"
     )
@@ -75,38 +75,38 @@ def _crops(node: ir.Node) -> str | None:
 
 
 def _is_not_aligned(node: ir.Node) -> str | None:
-    """The run fails: "CUBLAS failure 15", but where both sizes of B are multiples of 4."""
+    """Unless 4 divides both sizes of B, the run fails: "CUBLAS failure 15" (CUDA, 1.31)."""
     sizes = sizes_of(node, 1)
     known = sizes is not None and all(isinstance(n, int) and n % 4 == 0 for n in sizes[-2:])
     return None if known else "of sizes that 4 does not divide"
 
 
 def _activates_otherwise(node: ir.Node) -> str | None:
-    """The file does not load: "unsupported conv activation mode"."""
+    """Without Relu, the file does not load: "unsupported conv activation" (CUDA, 1.31)."""
     return "without Relu" if node.attributes.get_string("activation", "") != "Relu" else None
 
 
 def _is_narrow(node: ir.Node) -> str | None:
-    """The run fails: "requires hidden_size >= 16"."""
+    """The run fails: "requires hidden_size >= 16" (CUDA, 1.31)."""
     *_, features = sizes_of(node, 0) or [16]
     narrow = isinstance(features, int) and features < 16
     return f"of {features} features" if narrow else None
 
 
 def _is_no_channel_of_diffusion(node: ir.Node) -> str | None:
-    """The run fails: "hidden size should be 2560, 5120, 6144, 10240 or 12288"."""
+    """The run fails: "hidden size should be 2560, 5120, 6144, …" (CUDA, 1.31)."""
     *_, features = sizes_of(node, 0) or [0]
     known = features in (2560, 5120, 6144, 10240, 12288)
     return None if known else f"of {features} features"
 
 
 def _has_channels_first(node: ir.Node) -> str | None:
-    """The run fails: "only the channels_last layout is supported"."""
+    """The run fails: "only the channels_last layout is supported" (CUDA, 1.31)."""
     return None if node.attributes.get_int("channels_last", 1) else "with channels first"
 
 
 def _is_listed_only(node: ir.Node) -> str | None:
-    """The file does not load: "Could not find an implementation"."""
+    """The file does not load: "Could not find an implementation" (CUDA, 1.31)."""
     return "as a whole"
 
 

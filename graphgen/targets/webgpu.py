@@ -195,7 +195,7 @@ def _powers_as_floats(node: ir.Node) -> str | None:
 
 
 def _cancels(node: ir.Node) -> str | None:
-    """WebGPU takes ln(x + √(x² + 1)) as it is: -88 for -10,000, where -9.9 is right."""
+    """WebGPU takes ln(x + √(x² + 1)) as it is: -88 for -10,000, not -9.9 (plugin 0.4.0)."""
     return "of negative numbers"
 
 
