@@ -357,7 +357,8 @@ def add_options(add: Callable[..., Any]) -> None:
         "for a checkpoint: a head that may be fresh, and its labels: classifier:3, score:no,yes"
     )
     add("--head", metavar="NAME[:LABELS]", help=labels)
-    add("--task", help="for a checkpoint: text-generation, fill-mask, ... (the family's first)")
+    task = "for a checkpoint: text-generation, fill-mask, ...: see --list (the family's first)"
+    add("--task", help=task)
     add("--attentions", help="for a checkpoint: also output its attention weights", **FLAG)
     add("--target", default="cpu", help="for a checkpoint: cpu, cuda or webgpu (cpu)")
     dtype = "for a checkpoint: of its weights and results (fp32); bf16 needs --target cuda"

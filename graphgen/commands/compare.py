@@ -123,8 +123,9 @@ def add_options(add: Callable[..., Any]) -> None:
     add("--against", help="compare with this file, not with what the passes make", **FILE)
     text = "two folders on a text (perplexity, divergence), or on rows with answers: FILE.jsonl"
     add("--text", help=text, **FILE)
-    kinds = "rows in addition to the baseline and the whole pipeline (all; none if you name none)"
     names = ("cumulative", "leave_one_out", "only", "runtime", "other")
+    kinds = f"rows in addition to the baseline and the whole pipeline: {', '.join(names)} (all; "
+    kinds += "none if you name none)"
     add("--kinds", nargs="*", choices=names, metavar="KIND", help=kinds)
     add("--provider", **PROVIDERS)
     add("--json", help="write what docs/compare.schema.json describes", **OUT)

@@ -157,7 +157,9 @@ def _token_or_text(text: str) -> int | str:
 
 def add_options(add: Callable[..., Any]) -> None:
     """Add the options of `generate`."""
-    add("folder", type=Path, metavar="DIR", help="what `graphgen build CHECKPOINT -o DIR` wrote")
+    tasks = "text-generation, text2text-generation or automatic-speech-recognition"
+    folder = f"what `graphgen build CHECKPOINT -o DIR` wrote for {tasks}"
+    add("folder", type=Path, metavar="DIR", help=folder)
     add("--prompt", action="append", help="a text to continue; can be repeated")
     add("--ids", action="append", type=_tokens, metavar="1,2,3", help="a prompt as tokens")
     chat = "a JSON file with messages, or with an object of `messages` and `tools`; can be repeated"

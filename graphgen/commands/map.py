@@ -46,7 +46,16 @@ def add_options(add: Callable[..., Any]) -> None:
     )
     add("-o", "--out", dest="output", required=True, help="a .parquet file", **OUT)
     add("--engine", default="local", choices=("local", "ray"), help="this process, or Ray's actors")
-    add("--task", help="the task the folder must be for (its graph's)")
+    tasks = (
+        "feature-extraction",
+        "text-classification",
+        "image-classification",
+        "token-classification",
+        "text-generation",
+        "text2text-generation",
+    )
+    wanted = f"the task the folder must be for (its graph's): {', '.join(tasks)}"
+    add("--task", choices=tasks, metavar="TASK", help=wanted)
     add("--batch", default=32, help="rows to run together (32)", **N)
     add("--workers", default=1, help="threads with one session, or actors with one each (1)", **N)
     add("--threads", default=1, help="of the runtime, in each worker (1)", **N)

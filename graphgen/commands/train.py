@@ -150,7 +150,7 @@ def add_options(add: Callable[..., Any]) -> None:
         "loss",
         "model",
     )
-    changes = "what may differ from the resumed run; any other change is refused"
+    changes = f"what may differ from the resumed run: {', '.join(names)}"
     add("--allow-changes", nargs="+", choices=names, default=[], metavar="WHAT", help=changes)
     add("--model", help="the inference model, to be written with the last weights", **FILE)
     add("-o", "--output", **ANEW)

@@ -28,6 +28,7 @@ from onnx import helper
 import graphgen as gg
 from graphgen import commands
 from graphgen.batch import ENGINES
+from graphgen.batch.results import COLUMNS
 from graphgen.bits import BlockSize
 from graphgen.errors import GateError, GraphgenError
 from graphgen.export.artifacts import Profile
@@ -607,7 +608,7 @@ CHOICES: dict[str, dict[str, Iterable[str | int]]] = {
     },
     "completion": {"shell": ("bash", "zsh", "fish")},
     "compare": {"kinds": KINDS[1:], "target": get_args(Device)},
-    "map": {"engine": ENGINES},
+    "map": {"engine": ENGINES, "task": COLUMNS},
     "train": {
         "allow_changes": get_args(Change),
         "log": get_args(Log),
@@ -623,8 +624,12 @@ def test_choices_are_those_of_the_tables(command):
     getattr(commands, command).add_options(
         lambda *names, **given: actions.append((names[-1].strip("-").replace("-", "_"), given))
     )
-    given = {name: given["choices"] for name, given in actions if "choices" in given}
-    assert given == {name: (*table,) for name, table in CHOICES[command].items()}
+    given = {name: given for name, given in actions if "choices" in given}
+    choices = {name: one["choices"] for name, one in given.items()}
+    assert choices == {name: (*table,) for name, table in CHOICES[command].items()}
+    hidden = {n for n, one in given.items() if "metavar" in one for c in one["choices"]
+              if str(c) not in one["help"]}  # fmt: skip
+    assert not hidden, "a metavar stands for the choices: name them in the help"
 
 
 @pytest.mark.parametrize("folder", ["examples", "graphgen/examples"])
