@@ -9,21 +9,27 @@ _FIXED = {1: 8, 5: 4}
 """Bytes of a field by its wire type; 0 is one number, 2 a length and that many bytes."""
 
 
+_MOST = 1 << 20
+"""Fields that a message may have: a file of nothing but tiny ones would take hours."""
+
+
 def parse(data: memoryview, number: int, message: Any) -> list[memoryview]:
     """Fill a message with all fields but one, and return the contents of that field unread."""
-    found, rest, at = [], [], 0
+    found, rest, at, behind, count = [], [], 0, 0, 0
     while at < len(data):
-        start = at
+        start, count = at, count + 1
         key, at = _varint(data, at)
         length, after = (0, at) if key & 7 in _FIXED else _varint(data, at)
         at = after + _FIXED.get(key & 7, length if key & 7 == 2 else 0)
-        if at > len(data) or key & 7 in (3, 4):
-            raise ValueError("a field goes beyond the end, or is a group")
+        if at > len(data) or key & 7 in (3, 4) or not key >> 3:
+            raise ValueError("a field goes beyond the end, has no number, or is a group")
+        if count > _MOST:
+            raise ValueError(f"it has more than {_MOST:,} fields")
         if key == number << 3 | 2:
+            rest.append(data[behind:start])
             found.append(data[at - length : at])
-        else:
-            rest.append(data[start:at])
-    message.MergeFromString(b"".join(rest))
+            behind = at
+    message.MergeFromString(b"".join([*rest, data[behind:]]))
     return found
 
 

@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper, parser
 
 import graphgen as gg
 from graphgen.commands import main
+from graphgen.export import protobuf
 from graphgen.generation.options import Options, read_options
 from graphgen.graph import count_operators
 from graphgen.models import create
@@ -209,6 +210,16 @@ def test_text_file(folder, refused, command):
 def test_other_files(folder, refused, content):
     (folder / "bad.onnx").write_bytes(content)
     assert "not an ONNX model" in refused("optimize", "bad.onnx", "-o", "out.onnx")
+
+
+def test_fields_without_a_number_or_without_end(folder, refused, monkeypatch):
+    """A file of 3 GB of zeros took hours, and all memory."""
+    with (folder / "zeros.onnx").open("wb") as file:
+        file.truncate(3 << 30)
+    monkeypatch.setattr(protobuf, "_MOST", 1000)
+    (folder / "many.onnx").write_bytes(b"\x08\x08" * 1001 + (folder / "m.onnx").read_bytes())
+    assert "not an ONNX model" in refused("inspect", "zeros.onnx")
+    assert "not an ONNX model" in refused("inspect", "many.onnx")
 
 
 def test_folder_instead_of_a_file(folder, refused):

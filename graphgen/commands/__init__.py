@@ -72,8 +72,21 @@ EXIT_CODES = """exit codes:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. An error is one line on stderr, never raised."""
+    _reserve_streams()
     with _terminable() as terminated:
         return _run(sys.argv[1:] if arguments is None else arguments, terminated)
+
+
+def _reserve_streams() -> None:
+    """Open what a caller has closed of stdin, stdout and stderr: a file could get its number.
+
+    What libraries write to stderr would go into a model, for one.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
 
 
 @contextlib.contextmanager
@@ -133,6 +146,8 @@ def _escaped() -> Iterator[None]:
 
 def _tell(line: str) -> None:
     """One line on stderr, clipped."""
+    if sys.stderr is None:  # closed by a caller; print would take stdout
+        return
     text = f"graphgen: {cut(' '.join(line.split()), _LONGEST)}"
     print(printable(text, getattr(sys.stderr, "encoding", None)), file=sys.stderr, flush=True)
 

@@ -691,6 +691,16 @@ def test_names_of_others_do_not_reach_the_terminal(tmp_path):
             assert len(told[1]) < 2100 and told[1].count("\n") <= 1
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="bash closes the streams")
+def test_streams_that_a_caller_has_closed(tmp_path):
+    """No file gets their numbers, and what stderr would get is not on stdout."""
+    own = "import os, sys; from graphgen.commands import main; code = main(['inspect', 'no.onnx']);"
+    own += " file = open('new', 'w'); sys.exit(code if file.fileno() > 2 else 9)"
+    line = f"{shlex.quote(sys.executable)} -c {shlex.quote(own)} 2>&- <&-"
+    done = subprocess.run(["bash", "-c", line], cwd=tmp_path, stdout=subprocess.PIPE)
+    assert (done.returncode, done.stdout) == (2, b"")
+
+
 def test_numbers_that_are_too_large_get_no_line_of_numpys(recwarn):
     with commands._warnings_in_one_line():
         np.full(2, 3e38, np.float32) @ np.full(2, 3e38, np.float32)
