@@ -214,11 +214,10 @@ def test_other_files(folder, refused, content):
 
 def test_fields_without_a_number_or_without_end(folder, refused, monkeypatch):
     """A file of 3 GB of zeros took hours, and all memory."""
-    with (folder / "zeros.onnx").open("wb") as file:
-        file.truncate(3 << 30)
+    with pytest.raises(ValueError, match="has no number"):
+        protobuf.parse(memoryview(bytes(9)), protobuf.GRAPH, onnx.ModelProto())
     monkeypatch.setattr(protobuf, "_MOST", 1000)
     (folder / "many.onnx").write_bytes(b"\x08\x08" * 1001 + (folder / "m.onnx").read_bytes())
-    assert "not an ONNX model" in refused("inspect", "zeros.onnx")
     assert "not an ONNX model" in refused("inspect", "many.onnx")
 
 
