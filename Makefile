@@ -27,7 +27,7 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PRECIOUS: %/bin/python
-.PHONY: help demo examples test test-newest test-clients test-trainer test-genai test-optimum test-javascript test-ray test-cuda test-webgpu test-reported test-wheel fuzz fuzz-files conformance check check-wheel parity parity-smoke bench goldens docs clean
+.PHONY: help demo examples test exhaustive test-newest test-clients test-trainer test-genai test-optimum test-javascript test-ray test-cuda test-webgpu test-reported test-wheel fuzz fuzz-files conformance check check-wheel parity parity-smoke bench goldens docs clean
 
 help: ## this list
 	@echo "usage: make TARGET [PYTHON=python3.12]"
@@ -100,12 +100,14 @@ test-wheel: ## build sdist and wheel into dist/, and try the wheel in a new envi
 	cd tests && ../$(RELEASE)/bin/python -P -c "import graphgen; print(graphgen.__file__)" | grep site-packages
 	$(RELEASE)/bin/pytest -p no:cacheprovider tests/test_readme.py
 
-fuzz: $(VENV)/.ready-test ## 2,000 new random graphs, as many programs, all samples of operators: make fuzz [GRAPHS=500] [SEED=7]
+fuzz: $(VENV)/.ready-test ## 2,000 new random graphs and as many programs: make fuzz [GRAPHS=500] [SEED=7]
 	@echo "again with: make fuzz GRAPHS=$(GRAPHS) SEED=$(SEED)"
 	GRAPHS=$(GRAPHS) $(BIN)/python -m pytest -n 2 --dist load tests/test_fuzz.py tests/test_fuzz_dsl.py \
 	    tests/base/test_fuzz_sizes.py \
 	    --hypothesis-seed=$(SEED) -rP
-	$(BIN)/python -m pytest -n 2 -m exhaustive tests/ops
+
+exhaustive: $(VENV)/.ready-test ## the tests and cases that `make test` leaves out
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "exhaustive and not parity and not checkers"
 
 fuzz-files: $(VENV)/.ready-test ## 2,000 new damaged files, each read by a command: make fuzz-files [GRAPHS=500] [SEED=7]
 	$(BIN)/python tests/test_fuzz_files.py --count $(GRAPHS) --seed $(SEED) --jobs 2

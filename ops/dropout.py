@@ -1,11 +1,14 @@
 """Dropout whose mask is a function of (seed, step, site, index), not of hidden state."""
 
+from typing import Any
+
 import numpy as np
 import onnx_ir as ir
+from onnx_shape_inference import registry
 
 from graphgen.errors import GraphgenError
 from graphgen.graph import constant
-from graphgen.infer import DOMAIN
+from graphgen.infer import DOMAIN, describe
 from graphgen.op import composite
 from graphgen.ops.elementwise import identity, where
 from graphgen.ops.integers import bit_shift, bitwise_xor
@@ -43,6 +46,16 @@ def dropout(x: Tensor, ratio: Tensor, seed: Tensor, step: Tensor, site: Tensor) 
 
 
 dropout.whole = True  # so that evaluation can find it and leave it out
+
+
+@registry.register(DOMAIN, "Dropout", since_version=1)
+def _(context: Any, node: ir.Node) -> None:
+    """The result is like x; its body, which says so too, has 40 nodes."""
+    x, ratio, y = node.inputs[0], node.inputs[1], node.outputs[0]
+    assert x is not None and ratio is not None
+    if None not in (x.dtype, ratio.dtype) and ratio.dtype != x.dtype:
+        raise ValueError(f"ratio is {describe(ratio)}; it must be a scalar of x's dtype")
+    y.type, y.shape = x.type, None if x.shape is None else x.shape.copy()
 
 
 @dropout.vjp

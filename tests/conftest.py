@@ -23,8 +23,20 @@ def pytest_configure(config: pytest.Config) -> None:
     config.option.loadscopereorder = False  # of xdist, which sorts files by their numbers of tests
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Share files out among the workers in this order, so that these end together."""
+    """Mark what `make test` leaves out, and share files out among the workers.
+
+    Of a test marked `share(n)`, it runs the first case and every nth after it. The longest files
+    come first, so that the workers end together.
+    """
+    cases = Counter[str]()
+    for item in items:
+        test = item.nodeid.partition("[")[0]
+        share = item.get_closest_marker("share")
+        if share is not None and cases[test] % share.args[0]:
+            item.add_marker(pytest.mark.exhaustive)
+        cases[test] += 1
     tests = Counter(item.path for item in items)
     rank = {name: number for number, name in enumerate(LONGEST)}
     last = len(rank)

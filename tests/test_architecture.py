@@ -325,6 +325,7 @@ ops.softmax(wrong, axes=1)
 """
 
 
+@pytest.mark.exhaustive
 def test_a_clone_without_symbolic_links_installs_and_runs(tmp_path: Path) -> None:
     """As git makes it on Windows, where graphgen/ops and graphgen/export are files."""
     source, there = tmp_path / "clone", tmp_path / "installed"

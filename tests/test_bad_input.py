@@ -376,6 +376,7 @@ sys.exit(commands.main(sys.argv[3:]))
 """
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize(
     ("name", "code", "told"), [("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "terminated")]
 )

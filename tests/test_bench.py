@@ -24,6 +24,7 @@ def run(script: str, *arguments: str) -> Any:
     return json.loads(done.stdout)
 
 
+@pytest.mark.exhaustive
 def test_fusion_measures_every_contender_or_says_why_not():
     rows = run("fusion.py", "--only", "llama")["rows"]
     contenders = {row["contender"] for row in rows}
@@ -57,6 +58,7 @@ def test_fusion_counts_no_wrong_file(monkeypatch: pytest.MonkeyPatch):
     assert fusion.failures([broken, faster], speed=False)
 
 
+@pytest.mark.exhaustive
 def test_compile_runs_both_compilers():
     found = run("compile.py")
     assert [each["compiler"] for each in found["compilers"]] == ["graphgen", "onnxscript"]
@@ -79,6 +81,7 @@ def test_diff_finds_the_one_difference():
     assert "['Erf']" in done.stdout
 
 
+@pytest.mark.exhaustive
 def test_the_cost_table_is_counted_measured_and_plotted(tmp_path: Path):
     pytest.importorskip("matplotlib", reason="matplotlib is missing: install the extra [demo]")
     command = [sys.executable, BENCH / "cost_table.py", "--quick", "-o", tmp_path]

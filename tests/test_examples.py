@@ -47,7 +47,11 @@ def test_every_example_is_here() -> None:
     assert {path.stem for path in EXAMPLES.glob("*.py")} == {*NEEDS, "command"}
 
 
-@pytest.mark.parametrize("name", NEEDS)
+LONG = ("bottleneck", "dates", "extrapolation", "heads", "norms", "parallel", "sequence_models")
+MARKS = {name: [pytest.mark.exhaustive] * (name in LONG) for name in NEEDS}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS[name]) for name in NEEDS])
 def test_an_example_runs(
     name: str,
     tmp_path: Path,

@@ -31,7 +31,7 @@ from graphgen.passes import Optimized, optimize
 from graphgen.passes.verify import _differ, _rms
 from graphgen.targets import target
 
-GRAPHS = int(os.environ.get("GRAPHS", "105"))
+GRAPHS = int(os.environ.get("GRAPHS", "50"))
 SHARES = {"any": 0.12, "attention": 0.34, "norm": 0.12, "chains": 0.14}
 """How many of the graphs are of a kind; the others share the rest."""
 

@@ -16,7 +16,7 @@ from test_fuzz import Trial, open_session
 import graphgen as gg
 from graphgen.export.write import to_bytes
 
-PROGRAMS = int(os.environ.get("GRAPHS", "200"))
+PROGRAMS = int(os.environ.get("GRAPHS", "80"))
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # integers may wrap around

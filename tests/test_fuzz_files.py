@@ -35,7 +35,7 @@ from file_originals import MADE, write_originals
 
 from graphgen.commands import main
 
-MUTANTS = 80
+MUTANTS = 30
 SECONDS, WAIT, MEMORY = 20, 120, 2 << 30
 """Of a command: processor time, time on a busy machine, and what it may take besides libraries."""
 
@@ -352,7 +352,7 @@ def test_damaged_files_are_refused_or_right() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     told = (part.partition(" ") for part in done.stdout.splitlines()[-1].split(", "))
     counts = {what: float(number) for number, _, what in told}
-    assert counts["agree"] > 4 and counts["optimize 2"] > 4
+    assert counts["agree"] > 1 and counts["optimize 2"] > 1
 
 
 def program() -> int:

@@ -45,6 +45,9 @@ _ANY_MODEL = onnx.parser.parse_model(
 ).SerializeToString()
 """A session of it tells the device, also where no kernel serves the others."""
 
+_LARGE = 1 << 22
+"""Bytes of weights from which on it pays to return the memory that opening took."""
+
 
 class NotFiniteError(GraphgenError):
     """A loss or a gradient is NaN or infinite; nothing was updated."""
@@ -178,7 +181,8 @@ class Engine:
         self._properties = {n: v for n, v in start.properties.items() if n in (LORA, BASE)}
         self.restore(start)
         del start, program
-        return_memory()
+        if sum(array.nbytes for array in self.state.weights.values()) > _LARGE:
+            return_memory()
 
     @property
     def parameters(self) -> dict[str, Array]:

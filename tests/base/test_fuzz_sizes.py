@@ -20,7 +20,7 @@ import graphgen as gg
 from graphgen.edit import infer_model
 from graphgen.export.write import to_bytes
 
-GRAPHS = int(os.environ.get("GRAPHS", "40"))
+GRAPHS = int(os.environ.get("GRAPHS", "20"))
 
 
 def test_sizes_that_are_calculated_hold(tmp_path: Path) -> None:

@@ -268,6 +268,7 @@ def test_train_json(folder, run):
     assert len(found["steps"]) == 2 and Path("runs/b/best/checkpoint").exists()
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize(
     ("command", "told"),
     [

@@ -83,6 +83,7 @@ def test_nothing_has_changed_at_first(model: Path, tmp_path: Path) -> None:
     assert losses[0] == losses[1]
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("stabilized", [False, True])
 def test_the_first_step_is_that_of_the_weight(
     model: Path, tmp_path: Path, stabilized: bool
@@ -134,6 +135,7 @@ def loss_of(path: Path) -> float:
     return float(-np.take_along_axis(shifted, LABELS[..., None], -1).mean())
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_magnitudes_are_trained_saved_and_merged(
     model: Path, tmp_path: Path, dropout: float

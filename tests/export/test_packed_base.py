@@ -54,6 +54,7 @@ NEW = pytest.mark.skipif(
 )
 
 
+@pytest.mark.share(5)
 @NEW
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize(("base", "dora"), [("int8", True), ("int4", False), ("int4", True)])
@@ -176,6 +177,7 @@ def test_what_has_another_use_stays_float() -> None:
     assert pack(model, "int4", ["first", "small"]) == {}
 
 
+@pytest.mark.share(2)
 @NEW
 @pytest.mark.parametrize("base", BASES)
 def test_the_commands(

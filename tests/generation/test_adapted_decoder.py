@@ -166,6 +166,7 @@ def test_prompts_have_adapters_of_their_own(
         Generator(out, adapter=run, adapters=adapters)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("stabilized", [False, True])
 def test_parts_of_one_weight_are_saved_as_one_update(tmp_path: Path, stabilized: bool) -> None:
     """A GPT-2 has query, key and value in c_attn: their updates are blocks of one."""
@@ -212,6 +213,7 @@ def test_parts_of_one_weight_are_saved_as_one_update(tmp_path: Path, stabilized:
         ours.save(tmp_path / "peft")
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("kind", ["t5", "bart"])
 def test_an_encoder_and_a_decoder_have_an_adapter_by_row(kind: str, tmp_path: Path) -> None:
     """Tokens are those of each adapter merged into both graphs, also by beams and PEFT's names."""

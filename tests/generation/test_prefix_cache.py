@@ -83,6 +83,7 @@ def both(request: Any) -> tuple[Generator, Generator]:
     return made
 
 
+@pytest.mark.share(5)
 @pytest.mark.parametrize("rows", [1, 4])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_no_token_changes(both: Any, name: str, rows: int) -> None:
@@ -90,6 +91,7 @@ def test_no_token_changes(both: Any, name: str, rows: int) -> None:
     assert first >= (rows - 1) * 40 and second >= rows * 40
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("which", ["bloom", "gemma2", "opt", "gpt_oss"])
 def test_no_token_of_a_family_changes(which: str, tmp_path: Path) -> None:
     """Biases by distance, windows and caps, learned positions, experts and sinks."""

@@ -74,6 +74,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("kind", ["in place", "growing", "int4"])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_guesses_change_no_token(
@@ -204,6 +205,7 @@ def test_what_cannot_be_checked_is_refused(
     monkeypatch.setattr(decoders, "in_place", lambda model: Miss("asked not to be"))
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("which", ["bloom", "gemma2", "opt", "gpt_oss", "phi3, longrope"])
 def test_guesses_change_no_token_of_a_family(which: str, tmp_path: Path, eager: None) -> None:
     """Biases by distance, caps, learned positions, experts and sinks, and angles that change."""
@@ -315,6 +317,7 @@ def test_processors_and_bad_words(generator: Generator) -> None:
             next(generator([3], logits_processors=[wrong]))
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("which", ["mt5", "pegasus"])
 def test_guesses_behind_an_encoder(which: str, tmp_path: Path, eager: None) -> None:
     """They are looked up in what the encoder reads, too; the cache grows by several tokens."""

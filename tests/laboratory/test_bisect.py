@@ -268,6 +268,7 @@ FAST: dict[str, Any] = {
 }
 
 
+@pytest.mark.exhaustive
 def test_a_slow_site_is_found(
     model: ir.Model, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -363,6 +364,7 @@ def test_bad_input_is_one_line(
     assert told in err and len(err.strip().splitlines()) == 1
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("probes", [0, 1, 3, 8])
 def test_an_interrupt_leaves_the_steps_still_suspected(
     probes: int,

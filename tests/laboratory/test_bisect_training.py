@@ -114,6 +114,7 @@ def test_what_is_sound_is_left_alone(folders: Path, tmp_path: Path) -> None:
 ARGUMENTS = ["--tolerance", "1e-5", "--dim", "batch=2", "--dim", "seq=8"]
 
 
+@pytest.mark.exhaustive
 def test_a_wrong_flag_is_found(
     folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
@@ -133,6 +134,7 @@ def test_a_wrong_flag_is_found(
     assert last == f"graphgen: rewrite {step.number}, fuse_transposes at {step.where}: transB"
 
 
+@pytest.mark.exhaustive
 def test_a_sum_that_adds_to_the_wrong_buffer_is_found(
     folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,6 +237,7 @@ def test_what_writes_artifacts_stays_right_at_each_site(tmp_path: Path) -> None:
     assert found_in(prepared(recompute="full"), tmp_path) is None
 
 
+@pytest.mark.exhaustive
 def test_a_fault_in_recomputation_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A Gelu that is calculated again is another one, in one layer."""
     copy = recompute._copy

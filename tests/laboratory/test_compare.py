@@ -573,6 +573,7 @@ def test_an_interruption_before_the_first_row_leaves_an_empty_report(
         jsonschema.validate(json.loads(file.read_text()), SCHEMA)
 
 
+@pytest.mark.share(2)
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no signals for one process")
 @pytest.mark.parametrize(
     ("number", "told"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")]

@@ -70,6 +70,7 @@ def test_transformers_is_told_heads_and_type(tmp_path, monkeypatch):
             assert count_operators(gg.load(result))["com.microsoft::Attention"] == 2
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("path", sorted(FIXTURES.glob("*.onnx")), ids=lambda path: path.stem)
 def test_heads_of_a_file(path):
     assert others._heads(path) == (4, 16 if "t5" in path.stem else 32)

@@ -179,6 +179,7 @@ OUTPUTS = {
 }
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("task", OUTPUTS)
 @pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert"])
 def test_every_task_sees_no_padding(kind, task, tmp_path):
@@ -203,6 +204,7 @@ def test_every_task_sees_no_padding(kind, task, tmp_path):
         assert relative_rms(short, kept) < ROUNDING
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("attentions", [False, True])
 @pytest.mark.parametrize("kind", random_checkpoints.CAUSAL)
 def test_decoders_classify_by_the_last_token_that_is_no_padding(kind, attentions, tmp_path):

@@ -240,6 +240,7 @@ def feeds_of(source: int, target: int, batch: int = 2) -> dict[str, Any]:
     return {n: RNG.integers(1, 11, s) for n, s in ids.items()} | {"source_mask": mask * 1}
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("name", SMALL)
 def test_gradients_are_the_central_difference_and_those_of_a_trained_step(
     name: str, tmp_path: Any
@@ -252,6 +253,7 @@ def test_gradients_are_the_central_difference_and_those_of_a_trained_step(
     check_trained_step(gg.build(module, training=True, **specs), tmp_path, batch, gradients)
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("name", SMALL)
 def test_training_lowers_the_loss(name: str, tmp_path: Any) -> None:
     """The task is to write the source backwards; one of each batch has no tokens."""

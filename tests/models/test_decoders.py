@@ -12,6 +12,7 @@ import graphgen as gg
 from graphgen.models.published import from_folder
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("which", DECODERS)
 def test_numbers_of_transformers(which: str, tmp_path: Path) -> None:
     model = gg.optimize(from_folder(checkpoint(tmp_path, which)).model).model

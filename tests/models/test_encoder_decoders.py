@@ -83,6 +83,7 @@ def checkpoint(folder: Path, kind: str) -> Path:
     return folder
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("kind", SEQ2SEQ)
 def test_numbers_of_transformers(kind: str, tmp_path: Path) -> None:
     built = from_folder(checkpoint(tmp_path, kind)).models

@@ -52,6 +52,7 @@ def test_numbers_of_transformers(which: str, tmp_path: Path) -> None:
     check(on_arrays(checkpoint(tmp_path, which, "fill-mask"), which), which)
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("which", WHOLE)
 def test_numbers_of_the_graph(which: str, tmp_path: Path) -> None:
     module = checkpoint(tmp_path, which, "fill-mask")

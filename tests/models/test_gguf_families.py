@@ -33,6 +33,7 @@ def graph(model: ir.Model) -> tuple[list[Any], dict[str, Any]]:
     return nodes, {n: x.const_value.numpy() for n, x in values if x.const_value is not None}
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("which", FAMILIES)
 def test_a_file_gives_the_graph_of_its_checkpoint(which: str, tmp_path: Path) -> None:
     wanted = given(which)

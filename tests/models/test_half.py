@@ -89,6 +89,7 @@ def all_configs(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(CONFIGS, name, fields)
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_float16_gives_the_numbers_of_float32(kind: str, tmp_path: Path) -> None:
     whole, half = (
@@ -103,6 +104,7 @@ def test_float16_gives_the_numbers_of_float32(kind: str, tmp_path: Path) -> None
             assert relative_rms(x, y) < 8e-3  # eight steps of float16
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_cuda_has_kernels_for_all_that_is_half(

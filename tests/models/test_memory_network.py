@@ -79,6 +79,7 @@ def test_weights_are_tied_between_neighbors() -> None:
     assert len(initialize(network())) == 2 * (HOPS + 1)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("linear", [False, True])
 def test_gradients_are_the_central_difference_and_those_of_a_trained_step(
     linear: bool, tmp_path: Any

@@ -128,6 +128,7 @@ def meant(node: Any, arrays: dict[str, Any]) -> Any:
     return ((w - z) * scales.astype(np.float64)[..., None]).reshape(len(q), -1)[:, : given["K"]]
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("case", CASES)
 def test_the_integers_of_the_file_are_those_of_the_graph(case: str, tmp_path: Path) -> None:
     config, layer = CASES[case]

@@ -227,6 +227,7 @@ def test_system_13_sees_no_future_and_no_padding(score: str) -> None:
     assert np.abs(found - wanted).max() > 1e-3
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("score", get_args(Score))
 def test_system_13_trains(score: str, tmp_path: Path) -> None:
     model = gg.build(RecurrentSeq2Seq(11, 16, score=score), training=True, **inputs())

@@ -319,7 +319,7 @@ def test_variant_has_the_meaning_of_the_operator(op: Op, variant: Callable[..., 
     assert any(spelt)
 
 
-@cases()
+@cases(share=2)
 @pytest.mark.parametrize(
     "dtype, symbols",
     [(np.float32, False), (np.float32, True), (np.float16, False)],
@@ -428,7 +428,7 @@ def check_directional(
     assert abs(got - want) <= 1e-6 * size + 1e-10 * max(abs(up), 1.0), f"{got} is not {want}"
 
 
-@cases(has_gradient)
+@cases(has_gradient, share=2)
 def test_gradient_is_the_central_difference_and_runs(op: Op, sample: Sample) -> None:
     """Recorded in float32, for ONNX Runtime; what is recorded is evaluated in float64."""
     model, wrt = loss_of(op, sample, dtype=np.float32), wrt_of(op, sample)
@@ -443,7 +443,7 @@ def test_gradient_is_the_central_difference_and_runs(op: Op, sample: Sample) -> 
         np.testing.assert_allclose(a, b, 1e-4, 1e-8 + 1e-5 * np.abs(b).max(initial=0.0))
 
 
-@cases(has_gradient, share=8)
+@cases(has_gradient, share=24)
 def test_gradient_of_the_gradient_is_the_central_difference(op: Op, sample: Sample) -> None:
     wrt = wrt_of(op, sample)
     at = feeds_of(arrays_of(sample, np.float64))

@@ -73,6 +73,7 @@ def export(request: Any) -> Any:
     return path, with_cache(load(path))
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("chunk", [512, 4])
 @pytest.mark.parametrize("kind", [InPlace, Growing])
 def test_each_step_is_that_of_the_export(

@@ -73,6 +73,7 @@ def check_file_agrees(
         assert old.shape == new.shape and relative_rms(old[seen], new[seen]) < ROUNDING
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize(("family", "path"), EXPORTS)
 def test_every_site_is_found_and_torch_agrees(family: str, path: Path) -> None:
     model = gg.load(path)
@@ -88,6 +89,7 @@ def test_every_site_is_found_and_torch_agrees(family: str, path: Path) -> None:
         check_file_agrees(family, model, best.model, rows, length)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("family", SITES)
 def test_what_the_runtime_saved_is_found_as_in_its_source(family: str, tmp_path: Path) -> None:
     """At its extended level it fuses scales, layouts and sums into operators of its own."""

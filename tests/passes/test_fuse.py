@@ -49,6 +49,7 @@ def feeds(model: ir.Model, *, batch: int = 3, seq: int = 7) -> dict[str, Any]:
     return given
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_block_of_primitives_fuses_whole(name: str) -> None:
     model = block(**VARIANTS[name])
@@ -180,6 +181,7 @@ BARE: dict[str, Callable[[], ir.Model]] = {
 SLOWER = re.compile("Skip|Bias|Embed")
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("target", ["cpu", "official"])
 @pytest.mark.parametrize("name", BARE)
 def test_the_runtime_makes_nothing_slower_of_what_we_wrote(

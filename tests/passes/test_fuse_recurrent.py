@@ -410,6 +410,7 @@ def unrolled(step: Step, states: int, axis: int | None, change: str = "") -> Any
     return gg.build(run, primitives=True, x=gg.float32["b", T, D], **given)
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("axis", [None, 0, 1])
 @pytest.mark.parametrize(
     ("step", "name", "states"),
@@ -436,6 +437,7 @@ def check_unrolled(model: Any, best: Any, name: str, states: int) -> None:
             np.testing.assert_allclose(b, a, rtol=1e-5, atol=2e-6)
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize(
     ("step", "states", "axis", "change"),
     [

@@ -144,6 +144,7 @@ def continued(run: Runner, tokens: Any, cache: dict[str, Any]) -> Iterator[Any]:
         yield run(np.take_along_axis(tokens, places, 1), mask, places, cache)[:, 0]
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("chunk", [LONGEST, 4])
 def test_in_place_is_growing(models: Any, chunk: int, last: bool) -> None:

@@ -72,6 +72,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return both(decoder(), tmp_path_factory.mktemp("decoder"))
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("build", [decoder, encoder_decoder])
 def test_the_gradients_are_the_same_bits(build: Any, made: Path, tmp_path: Path) -> None:
     folder = made if build is decoder else both(build(), tmp_path)
@@ -184,6 +185,7 @@ print(resident("VmHWM") - before)
 """
 
 
+@pytest.mark.share(2)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak memory from /proc")
 @pytest.mark.parametrize("mode", ["none", "full"])
 def test_the_peak_is_what_was_planned(mode: str, tmp_path: Path) -> None:

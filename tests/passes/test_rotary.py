@@ -173,6 +173,7 @@ def feeds(b: int = 2, t: int = 5) -> dict[str, Any]:
     return {k: rng.normal(0.0, 3.0, shape).astype(np.float32) for k, shape in shapes.items()}
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("target, runtime", [("cpu", None), ("cpu", "1.20"), ("cuda", None)])
 @pytest.mark.parametrize("body, told", SPELLINGS, ids=[body.__name__ for body, _ in SPELLINGS])
 def test_spellings(body: Any, told: str, target: str, runtime: str | None) -> None:

@@ -463,6 +463,7 @@ def test_full_range_tells_what_it_loses_where_sums_are_cut_off() -> None:
     assert relative_rms(wanted, run_plain(full, {"x": x})[0]) == pytest.approx(told, rel=0.05)
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_the_file_is_deterministic_and_comes_back(scheme: str, tmp_path: Any) -> None:
     model, feeds = language_model(), ids()
@@ -652,6 +653,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return gg.export(model, path, external_data=True)
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_weights_are_read_and_kept_one_at_a_time(scheme: str, large: Path) -> None:
     loaded = gg.load(large)

@@ -65,6 +65,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, scheme: str, weight: Any) -> None:
     monkeypatch.setattr(graphgen.quantize, name, rounded)
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_the_layer_that_was_rounded_wrongly_is_found(
     scheme: str,
@@ -91,6 +92,7 @@ def test_the_layer_that_was_rounded_wrongly_is_found(
     assert main([*command, "--passes", "clean"]) == 2
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_layers_are_numbered_and_the_first_of_them_kept(scheme: str, model: ir.Model) -> None:
     whole, report = quantize(model, scheme)
@@ -116,6 +118,7 @@ def test_layers_are_numbered_and_the_first_of_them_kept(scheme: str, model: ir.M
     assert to_bytes(quantize(model, scheme, stop_after=LAYERS)[0]) == to_bytes(whole)
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_layer_that_is_wrong_in_its_place_alone_is_rolled_back(
     scheme: str, model: ir.Model, monkeypatch: pytest.MonkeyPatch

@@ -319,6 +319,7 @@ class Layers(nn.Module):
         return x
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_fault_in_a_pass_is_found_in_a_quantized_graph(
     scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -350,6 +351,7 @@ def test_a_fault_in_a_pass_is_found_in_a_quantized_graph(
     assert main([*told, "-o", str(tmp_path / "found")]) == 3
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_commands_take_a_quantized_folder(
     scheme: str,

@@ -112,6 +112,7 @@ def feeds_of(model: ir.Model) -> dict[str, Any]:
     return feeds
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("primitives", [True, False])
 def test_an_older_runtime_gets_attention_in_its_own_spelling(

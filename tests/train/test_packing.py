@@ -65,6 +65,7 @@ def source(tmp_path):
     return str(write_lines(tmp_path / "a.jsonl", *rows))
 
 
+@pytest.mark.share(2)
 def test_losses_and_gradients_are_those_of_rows_of_their_own(folder, source, tmp_path):
     for packed in (False, True):
         gg.artifacts(
@@ -110,6 +111,7 @@ def test_a_mask_that_cannot_tell_documents_apart_is_refused(name, tmp_path):
         gg.artifacts("tests/fixtures/layer_dynamo_20.onnx", tmp_path / "art", documents=True)
 
 
+@pytest.mark.share(2)
 def test_the_command_packs(folder, source, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     command = f"artifacts {folder / 'onnx/model.onnx'} -o art --output logits --documents"

@@ -133,6 +133,7 @@ def reference(model, optimizer, data, rates):
     return losses, p
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize(
     "optimizer",
     [
@@ -266,6 +267,7 @@ def one_by_one(data):
     return lambda: iter(data)
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize(
     "make",
@@ -331,6 +333,7 @@ ANOTHER = {
 }
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("told", ANOTHER)
 def test_a_run_is_not_resumed_as_another_one_unless_told(folder, tmp_path, told):
     change = {"data": lambda: numbered(9), "evaluate": batches(1, seed=1), **ANOTHER[told]}

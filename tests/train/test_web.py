@@ -42,6 +42,7 @@ def loop(folder: Path, batches: list[dict[str, Any]], rate: float) -> tuple[list
     return [*losses, float(run(evaluate, state | batches[-1])["loss"])], state
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("task", ["digits", "adapters"])
 def test_the_losses_are_those_of_the_trainer(task: str, tmp_path: Path) -> None:
     """Also what comes back: the trainer goes on from it as from its own."""
