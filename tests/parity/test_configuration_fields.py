@@ -269,7 +269,8 @@ def difference(which: str, folder: Path) -> float | None:
         found = ours(which, folder)
     except GraphgenError:
         return None
-    kept = given(which)["attention_mask"].astype(bool) if small in (decoders, encoders) else ...
+    by_token = small in (decoders, encoders) and KINDS[which][1] != "text-classification"
+    kept = given(which)["attention_mask"].astype(bool) if by_token else ...
     compared = {"logits", "logits_per_image", "logits_per_text"} & found.keys()
     assert compared
     return max(relative_rms(found[name][kept], wanted[name].numpy()[kept]) for name in compared)
