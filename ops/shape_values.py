@@ -94,6 +94,9 @@ def _remainder(node: ir.Node, context: ShapeInferenceContext) -> None:
     known = [None if v is None else context.get_symbolic_value(v) for v in node.inputs]
     a, b = (values[0] if values and len(values) == 1 else None for values in known)
     whole = node.outputs[0].dtype in (ir.DataType.INT64, ir.DataType.INT32)
+    if isinstance(a, int) and isinstance(b, int) and a >= 0 and b > 0 and whole:
+        context.set_symbolic_value(node.outputs[0], [a % b])
+        return
     if not (isinstance(a, ir.SymbolicDim) and isinstance(b, int) and b > 0 and whole):
         return
     if re.search(rf"\bNone\b|\b{ELEMENT}", str(a)):

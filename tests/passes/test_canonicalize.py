@@ -342,23 +342,36 @@ def test_a_store_to_all_places_of_a_slice_in_order_is_no_scatter(how: Any, left:
     assert relative_rms(run_plain(best, {"x": x})[0], assigned(x, **how)) < 1e-6
 
 
-STAGE = """w{i} = Shape <start = 2> (x{i}) over{i} = Mod (w{i}, m{i}) left{i} = Sub (m{i}, over{i})
-    more{i} = Mod (left{i}, m{i}) all{i} = Concat <axis = 0> (zero, more{i}, zeros)
+STAGE = """w{i} = Shape <start = 2> (x{i}) {more}
+    all{i} = Concat <axis = 0> (zero, more{i}, zeros)
     pairs{i} = Reshape (all{i}, two) turned{i} = Slice (pairs{i}, minus, least, zero, minus)
     across{i} = Transpose (turned{i}) pads{i} = Reshape (across{i}, minus)
     wide{i} = Pad (x{i}, pads{i}) x{j} = Tanh (wide{i})
 """
+MORE = {
+    "whole": """over{i} = Mod (w{i}, m{i}) left{i} = Sub (m{i}, over{i})
+        more{i} = Mod (left{i}, m{i})""",
+    "floats": """f{i} = Cast <to = 1> (w{i}) fm{i} = Cast <to = 1> (m{i}) q{i} = Div (f{i}, fm{i})
+        c{i} = Ceil (q{i}) n{i} = Cast <to = 7> (c{i}) all{i}s = Mul (n{i}, m{i})
+        more{i} = Sub (all{i}s, w{i})""",
+}
 
 
-def test_widths_that_depend_on_padded_sizes_are_folded_one_after_the_other() -> None:
+@pytest.mark.parametrize("how", MORE)
+def test_widths_that_depend_on_padded_sizes_are_folded_one_after_the_other(how: str) -> None:
     """As TorchScript writes F.pad: the pairs of widths are turned around."""
     multiples = (4, 3, 5, 7)
-    stages = "".join(STAGE.format(i=i, j=i + 1) for i in range(len(multiples)))
+    stages = "".join(
+        STAGE.format(i=i, j=i + 1, more=MORE[how].format(i=i)) for i in range(len(multiples))
+    )
     numbers = ", ".join(f"int64[1] m{i} = {{{m}}}" for i, m in enumerate(multiples))
     text = f"""<ir_version: 9, opset_import: ["": 18]> g (float[b, 3, 7] x0) => (float[b, 3, n] x4)
         <{numbers}, int64[1] zero = {{0}}, int64[4] zeros = {{0, 0, 0, 0}}, int64[2] two
          = {{-1, 2}}, int64[1] minus = {{-1}}, int64[1] least = {{-9}}> {{ {stages} }}"""
     model = ir.from_proto(onnx.parser.parse_model(text))
+    infer_model(model)
+    if how == "whole":
+        assert model.graph.node(-1).outputs[0].shape == ["b", 3, 14], "nothing has to be folded"
     x = np.random.default_rng(0).standard_normal((2, 3, 7)).astype("f4")
     best = optimize(model).model
     assert count_operators(best) == {"Pad": 4, "Tanh": 4}
