@@ -71,6 +71,8 @@ NOTES: dict[str, tuple[str, dict[str, Any]]] = {
         "bert",
         {"cell": {}, "emb_size": 16, "pre_trained": "", "structure": [], "training": ""},
     ),
+    "polyglot-ko": ("gpt_neox", {"num_steps": "global_step301000"}),
+    "internlm2-7b-llama": ("llama", {"bias": False}),
     "Nous-Yarn-Llama-2": (
         "llama",
         {"rope_scaling": {"type": "yarn", "factor": 16.0, "finetuned": True}}
@@ -110,6 +112,7 @@ def test_a_note_without_effect_is_accepted(name: str) -> None:
         ("bert", {"emb_size": 7}),
         ("bert", {"cell": {"a": 1}}),
         ("llama", {"add_cross_attention": True}),
+        ("llama", {"bias": True}),
     ],
 )
 def test_a_note_that_may_have_an_effect_is_refused(kind: str, note: dict[str, Any]) -> None:

@@ -34,7 +34,7 @@ _WITHOUT_EFFECT = re.compile(
     r"remove_invalid_values|force_bos_token_to_be_generated|student_\w+|replacing_rate|save_step|"
     # Notes of other libraries, and fields that transformers' classes have never read.
     r"transformers\.js_config|custom_pipelines|cache_implementation|model_max_length|"
-    r"n_special|predict_special_tokens|name|language|neftune_noise_alpha|"
+    r"n_special|predict_special_tokens|name|language|neftune_noise_alpha|num_steps|"
     r"unsloth_\w+|sbert_ce_default_activation_function|sentence_transformers|max_sequence_length"
 )
 """Fields on how to train, store or generate: no tensor of a forward pass depends on them."""

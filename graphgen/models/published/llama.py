@@ -23,7 +23,8 @@ from graphgen.parts import Part
 
 def llama(config: Config) -> Specification:
     """Llama and Mistral (arXiv 2302.13971, 2310.06825)."""
-    # What the publishers of SmolLM2 and Falcon3 note about their architecture.
+    # What the publishers of SmolLM2, Falcon3 and InternLM2 note about their architecture.
+    config.expect("bias", False)
     config.expect("is_llama_config", True)
     config.expect("rope_interleaved", False)
     config.expect("activation", "swiglu")
