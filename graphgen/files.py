@@ -85,7 +85,7 @@ def read_json(path: Path, kind: type | tuple[type, ...] = dict) -> Any:
             raise GraphgenError(
                 f"{path} has {size:,} bytes; it must be a JSON file of at most 16 MiB"
             )
-        found = json.loads(text := read_bytes(path).decode())
+        found = json.loads(text := read_bytes(path).decode("utf-8-sig"))
         if "\\u" in text:
             json.dumps(found, ensure_ascii=False).encode()  # half a character is no text
     except OSError as error:

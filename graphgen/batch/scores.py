@@ -69,7 +69,7 @@ def _read(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Each row, and where it stands."""
     wanted: set[str] | None = None
     try:
-        lines = regular(file).read_text(encoding="utf-8").split("\n")
+        lines = regular(file).read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise GraphgenError(f"compare: {file} cannot be read: {error}; give JSON lines") from error
     for number, line in enumerate(lines, 1):

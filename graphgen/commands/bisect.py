@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _OF_REWRITES = ("slower_than", "quantize", "passes", "with_passes", "target", "runtime", "seconds")
 """What only rewrites have."""
 
-EXAMPLE = "decoder.onnx --tolerance 1e-5 --dim batch=1"
+EXAMPLE = "decoder.onnx --tolerance 1e-5 --dim batch=1 --dim seq=8"
 
 
 def run(options: Namespace) -> None:

@@ -18,7 +18,8 @@ from graphgen.commands.options import (
     print_json,
 )
 
-EXAMPLE = "decoder.onnx --pass fuse_attention --where layers.3"
+EXAMPLE = """export.onnx --pass fuse_attention
+  graphgen explain decoder.onnx --pass fuse_sums --where layers.3"""
 
 
 def run(options: argparse.Namespace) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from graphgen.commands.options import ANEW, FLAG
 from graphgen.errors import GraphgenError
 
-EXAMPLE = """decoder.onnx --checkpoint runs/a/best -o trained.onnx
+EXAMPLE = """decoder.onnx --checkpoint runs/a -o trained.onnx
   graphgen export bert --checkpoint run -o tuned                   # bert is a folder of build
   graphgen export bert --checkpoint run -o tuned --safetensors     # for transformers"""
 

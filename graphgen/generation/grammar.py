@@ -120,7 +120,7 @@ def _read(grammar: Any) -> tuple[str, str, str]:
     if kind == "JSON schema":
         return str(grammar), kind, json.dumps(read_json(grammar))
     try:
-        text = read_bytes(grammar).decode()
+        text = read_bytes(grammar).decode("utf-8-sig").replace("\r\n", "\n")
     except (OSError, ValueError) as error:
         raise GraphgenError(f"generate: {grammar} cannot be read: {error}") from error
     return str(grammar), kind, text.strip() if kind == "regular expression" else text

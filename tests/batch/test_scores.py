@@ -56,7 +56,8 @@ def classifiers(tmp_path_factory: Any) -> tuple[Path, Path]:
 
 
 def lines(path: Path, rows: list[Any]) -> Path:
-    path.write_text("\n".join(json.dumps(row) for row in rows) + "\n\n")
+    text = "\n".join(json.dumps(row) for row in rows) + "\n\n"
+    path.write_text(text, encoding="utf-8-sig")  # as Windows writes it
     return path
 
 
@@ -141,7 +142,7 @@ def test_a_text_has_gates_and_json(
     decoders: tuple[Path, Path], tmp_path: Path, capsys: Any
 ) -> None:
     text, out = tmp_path / "text.txt", tmp_path / "out.json"
-    text.write_text(as_text(np.random.default_rng(0).integers(0, 200, 72)))
+    text.write_text(as_text(np.random.default_rng(0).integers(0, 200, 72)), "utf-8-sig")
     command = ["compare", str(decoders[0]), "--against", str(decoders[1]), "--text", str(text)]
     assert main([*command, "--json", str(out), "--fail-if-diverges", "1e-9"]) == 3
     assert "the divergence is" in capsys.readouterr().err

@@ -165,7 +165,8 @@ def test_the_command(folder: Path, tmp_path: Path, capsys: Any) -> None:
     files = {"a.json": json.dumps(SCHEMA), "b.regex": DATE.pattern + "\n", "c.lark": SUM}
     said = []
     for name, text in files.items():
-        (tmp_path / name).write_text(text)
+        marked = "\ufeff" + text.replace("\n", "\r\n")  # as Windows writes it
+        (tmp_path / name).write_bytes(marked.encode())
         words = ["generate", str(folder), "--prompt", "x", "--max-new-tokens", "200", "--grammar"]
         assert commands.main([*words, str(tmp_path / name)]) == 0
         said.append(capsys.readouterr().out.partition("prefill")[0].strip())

@@ -182,7 +182,7 @@ def windows(folder: Path, text: Path | None, who: str = "build") -> Array:
     if text is None:
         return np.zeros((0, _LENGTH), np.int64)
     try:
-        content = regular(text).read_text(encoding="utf-8")
+        content = regular(text).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise GraphgenError(f"{who}: {text} is not UTF-8: {error}; give a text file") from error
     except OSError as error:
