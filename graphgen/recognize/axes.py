@@ -6,6 +6,7 @@ into parts, a transpose puts lists in order; a dimension of size 1 is the empty 
 
 import itertools
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -13,7 +14,7 @@ from typing import Any, TypeAlias
 import onnx_ir as ir
 
 from graphgen.graph import produced_by, scalar
-from graphgen.infer import is_named, same_dim
+from graphgen.infer import is_named, is_rounded, same_dim
 from graphgen.ops.layout import dim, expand, reshape, transpose, unsqueeze
 from graphgen.traits import TRAITS, Trait
 from graphgen.value import Tensor, Value, graph_value
@@ -54,6 +55,23 @@ def size_of(dimension: Dim) -> int:
 def size_text(dimension: Dim) -> str:
     """The size of a dimension in words, `batch·heads` if it has several axes."""
     return "·".join(str(axis.size) for axis in leaves(dimension)) or "1"
+
+
+def is_told(size: int | ir.SymbolicDim) -> bool:
+    """Whether a size says which others it differs from in a sum that runs.
+
+    `same_size` does not know: it takes no sum for granted, in which sizes differ only where one is
+    1. There, Min(2, n) is n, as `broadcast_partner` finds, and Min(m, n) may be 1.
+    """
+    return is_named(size) and not is_rounded(size)
+
+
+def is_one_beside(size: int | ir.SymbolicDim, other: int | ir.SymbolicDim) -> bool:
+    """Whether Min(1, n) is 1 beside another size in a sum that runs, or 0 as the other is."""
+    several = isinstance(other, int) and other > 1
+    return str(size) == f"Min(1, {other})" or (
+        several and re.fullmatch(r"Min\(1, \w+\)", str(size)) is not None
+    )
 
 
 def fresh(shape: ir.Shape) -> Dims:

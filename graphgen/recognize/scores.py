@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen.graph import constant, is_float, operator_name, present_inputs, produced_by, scalar
-from graphgen.infer import describe, is_named, is_rounded
+from graphgen.infer import describe, same_dim
 from graphgen.match import Miss
 from graphgen.op import find_op, is_a, read_attributes
 from graphgen.ops.elementwise import add, logical_and, logical_not, maximum, where
@@ -29,6 +29,8 @@ from graphgen.recognize.axes import (
     View,
     factor_of,
     follow,
+    is_one_beside,
+    is_told,
     leaves,
     size_text,
     unify,
@@ -296,17 +298,21 @@ class Scores:
         if view is None or full is None or len(view.dims) > len(self.dims):
             shape = describe(node.outputs[0])
             return Miss(f"a mask is {describe(value)} where the scores are {shape}")
+        dims = [*view.dims]
         pairs = zip(reversed(view.dims), reversed(self.dims), strict=False)
         for j, (own, wanted) in enumerate(pairs, 1):
             d, size = value.shape[-j], full[-j]
-            known = _is_told(d) and _is_told(size) and broadcast_partner((d, size)) is None
+            known = is_told(d) and is_told(size) and broadcast_partner((d, size)) is None
             scores = [axis.size for axis in leaves(wanted)]
+            if own and len(scores) == 1 and same_dim(scores[0], size) and is_one_beside(d, size):
+                dims[-j] = []
+                continue
             if own and not unify(own, wanted, equal=not known):
                 return Miss(f"a mask has {d} where the scores have {size}")
-            named = own and len(scores) == 1 and _is_told(d) and _is_told(scores[0])
+            named = own and len(scores) == 1 and is_told(d) and is_told(scores[0])
             if named and broadcast_partner((d, *scores)) is None:
                 self.unequal.append((wanted, f"a mask has {d} where the scores have {scores[0]}"))
-        terms.append(Term(value, view, **kind))
+        terms.append(Term(value, replace(view, dims=dims), **kind))
         return None
 
     def mask(self, target: Dims) -> "Mask | Miss":
@@ -406,15 +412,6 @@ class Term:
         if x is None:
             return None
         return logical_not(x) if self.negated else x if self.factor == 1.0 else x * self.factor
-
-
-def _is_told(size: int | ir.SymbolicDim) -> bool:
-    """Whether a size says which others it differs from in a sum that runs.
-
-    `same_size` does not know: it takes no sum for granted, in which sizes differ only where one is
-    1. There, Min(2, n) is n, as `broadcast_partner` finds, and Min(m, n) may be 1.
-    """
-    return is_named(size) and not is_rounded(size)
 
 
 def _is_low(number: float, node: ir.Node, limit: float = -1e30) -> bool:

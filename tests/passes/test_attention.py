@@ -1043,3 +1043,59 @@ def test_a_batch_or_a_sequence_of_size_0(runtime: str | None) -> None:
             tidy(one)
             with pytest.raises(gg.GraphgenError, match=r"of size 0, optimize with runtime='1\.22'"):
                 gg.Session(to_bytes(one))({v.name: feeds[str(v.name)] for v in one.graph.inputs})
+
+
+@pytest.mark.parametrize(
+    ("count", "shape", "axis", "fires"),
+    [
+        (1, ("t", "t"), 2, 1),
+        (1, ("t", "t"), 3, 1),
+        (2, ("t", "t"), 2, 1),  # of which a sum takes one or as many as there are
+        (1, ("m", "t"), 2, 0),
+        (1, ("t", "m"), 3, 1),  # there are as many keys as V has rows
+    ],
+)
+def test_a_mask_of_the_first_row_of_as_many_is_one_for_all_rows(
+    count: int, shape: Any, axis: int, fires: int
+) -> None:
+    """There is none only where there are no scores; the first of other rows may be none."""
+
+    def attend(q: Any, keep: Any) -> Any:
+        rows = ops.slice_(keep, [0], [count], [axis])  # min(count, t) of them
+        scores = heads(q) @ heads(q, (0, 2, 3, 1)) / math.sqrt(D)
+        return merge(ops.softmax(scores + ops.where(rows, 0.0, LOWEST)) @ heads(q))
+
+    keep = gg.bool_[("b", 1, *shape)]
+    model = as_in_a_file(attend, primitives=True, q=Q, keep=keep)
+    best = optimize(model).model
+    assert count_operators(best).get("Attention", 0) == fires
+    rng = np.random.default_rng(0)
+    for t in (1, 7):
+        q = rng.standard_normal((3, t, H * D)).astype("f4") * 2
+        mask = rng.random((3, 1, t, t)) > 0.4
+        mask[0] = False  # no key of one sequence
+        if count in (1, t + 1):
+            (y,), (want,) = (run_plain(m, {"q": q, "keep": mask}) for m in (best, model))
+            assert relative_rms(y, want) < ROUNDING
+
+
+def test_a_mask_of_at_most_one_row_is_one_for_several_of_known_number() -> None:
+    """None beside seven rows would end the run."""
+
+    def attend(q: Any, k: Any, keep: Any) -> Any:
+        rows = ops.slice_(keep, [0], [1], [2])
+        scores = heads(q) @ heads(k, (0, 2, 3, 1)) / math.sqrt(D)
+        return merge(ops.softmax(scores + ops.where(rows, 0.0, LOWEST)) @ heads(k))
+
+    keep = gg.bool_["b", 1, "s", "s"]
+    model = as_in_a_file(attend, primitives=True, q=gg.float32["b", 7, H * D], k=K, keep=keep)
+    best = optimize(model).model
+    assert count_operators(best)["Attention"] == 1
+    rng = np.random.default_rng(0)
+    for s in (1, 5):
+        q, k = (rng.standard_normal((2, n, H * D)).astype("f4") * 2 for n in (7, s))
+        feeds = {"q": q, "k": k, "keep": rng.random((2, 1, s, s)) > 0.4}
+        (y,), (want,) = (run_plain(m, feeds) for m in (best, model))
+        assert relative_rms(y, want) < ROUNDING
+    alone = as_in_a_file(attend, primitives=True, q=gg.float32["b", 1, H * D], k=K, keep=keep)
+    assert count_operators(optimize(alone).model).get("Attention", 0) == 0
