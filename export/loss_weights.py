@@ -126,8 +126,9 @@ class LossWeights:
     def _classify(self, node: ir.Node, *, inside: bool) -> None:
         """Note how the results of a node depend on samples, where that is plain.
 
-        What is `inside` of the model is taken to keep samples apart, except for numbers that may
-        stand for how many count, and what is calculated with them.
+        Outputs of the model are taken to keep samples apart, and what is `inside` of it, too, but
+        for what works along their axis, numbers that may stand for how many count, and what is
+        calculated with them.
         """
         given = [self._noted(x) for x in read_by(node)]
         states = {None if k is None else k.state for k in given}
@@ -139,7 +140,9 @@ class LossWeights:
             if has(node, Trait.SHAPE):
                 kind = Kind("sizes")
             elif count == 1 and inside:
-                if self._is_scaled(node, self._is_number_or_row):
+                apart = not self._crosses(node, inside=True)
+                apart = apart and not self._is_scaled(node, self._is_number_or_row)
+                if not apart and not value.is_graph_output():
                     continue
                 kind = _ROWS
             elif not plain or count not in (0, 1):
@@ -147,6 +150,8 @@ class LossWeights:
             elif count == 1:
                 if self._crosses(node) or self._is_scaled(node, lambda _: True):
                     continue
+                if "rows" not in states and not is_a(node, ops.expand, ops.constant_of_shape):
+                    continue  # the place of a sample is not the same in a joined batch
                 kind = _ROWS
             elif "rows" in states:
                 continue
@@ -155,30 +160,48 @@ class LossWeights:
                 kind = Kind(next((s for s in order if s in states), "fixed"))
             self._kinds[value] = kind
 
-    def _crosses(self, node: ir.Node) -> bool:
-        """Whether a node of a loss works along the axis of samples, or may."""
+    def _crosses(self, node: ir.Node, *, inside: bool = False) -> bool:
+        """Whether a node works along the axis of samples, or may.
+
+        `inside` of the model, views and operators that nobody knows are taken not to.
+        """
         op, x = find_op(node), node.inputs[0] if node.inputs else None
         if op is None or has(node, Trait.CONTROL_FLOW):
-            return True
+            return not inside
+        if is_a(node, ops.einsum):
+            return not inside and self._mixes(node)
         if is_a(node, ops.concat):
             x = next((y for y in node.inputs if self._axis(y) is not None), x)
         place = self._axis(x)
         if x is None or place is None:
             return False
-        if is_a(node, _reshape):
-            return (place, self._axis(node.outputs[0])) != (0, 0)
+        if is_a(node, _reshape, ops.flatten):
+            return not inside and (place, self._axis(node.outputs[0])) != (0, 0)
         if has(node, Trait.LAYOUT):
             return False
+        if is_a(node, ops.gather_nd, ops.scatter_nd):
+            return node.attributes.get_int("batch_dims", 0) <= place
         rank = len(x.shape or ())
-        axis = node.attributes.get_int("axis", op.attributes.get("axis"))
-        found = [] if axis is None else [axis]
-        for name, value in zip(op.inputs, node.inputs, strict=False):
-            if name in ("axis", "axes") and value is not None:
-                axes = constant(value)
-                if axes is None:
+        found = [*range(rank - 2, rank)] if is_a(node, ops.trilu) else list[int]()
+        for name in ("axis", "axes"):
+            attribute = node.attributes.get(name)
+            axes: Any = op.attributes.get(name) if attribute is None else attribute.value
+            if name in op.inputs and op.inputs.index(name) < len(node.inputs):
+                given = node.inputs[op.inputs.index(name)]
+                axes = None if given is None else constant(given)
+                if given is not None and axes is None:
                     return True
-                found += axes.reshape(-1).tolist()
+            found += [] if axes is None else np.reshape(axes, -1).tolist()
         return place in [axis % rank for axis in found]
+
+    def _mixes(self, node: ir.Node) -> bool:
+        """Whether a product of einsum's does not keep the samples of all operands together."""
+        terms, arrow, result = node.attributes.get_string("equation", "").partition("->")
+        letters = set[str]()
+        for term, x in zip(terms.replace(" ", "").split(","), node.inputs, strict=True):
+            if (place := self._axis(x)) is not None:
+                letters.add(term[place] if "." not in term else ".")
+        return not arrow or len(letters) != 1 or letters.isdisjoint(result)
 
     def _is_scaled(self, node: ir.Node, counts: Callable[[ir.Value], bool]) -> bool:
         """Whether rows are calculated with what may be, or was divided by, how many count.
@@ -233,13 +256,15 @@ class LossWeights:
             first, second = kinds
             return _added(first, second)
         if is_a(node, ops.neg, Trait.LAYOUT) and not is_a(node, ops.expand):
-            return kinds[0]
+            return None if self._crosses(node) else kinds[0]
         if is_a(node, ops.cast) and (is_float(value) or not is_float(given[0])):
             return None if value.dtype == ir.DataType.BOOL else kinds[0]
         if self._count(value) == 1 and not self._crosses(node):
             apart = [k for k in kinds if k is not None and not k.over]
-            mixed = [k for k in apart if k.state not in ("rows", "fixed", "given")]
-            return _ROWS if len(apart) == len(kinds) and not mixed else None
+            states = {k.state for k in apart}
+            plain = "rows" in states and states <= {"rows", "fixed", "given"}
+            scaled = any(k.scaled for k in apart)
+            return Kind("rows", {}, scaled) if len(apart) == len(kinds) and plain else None
         if op.composite and not op.together and len(node.outputs) == 1:
             with self._tape.inside():
                 made = op.expand(node.inputs, read_attributes(op, node))

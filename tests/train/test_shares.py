@@ -197,6 +197,24 @@ def gated(output, target):
     return total(squares(output, target) * gate) / total(gate)
 
 
+def by_place(output, target):
+    places = ops.cast(ops.arange(ops.dim(target, 0)), to=gg.float32)
+    return total(squares(output, target) * places[:, None])
+
+
+def pairs_by_reshape(output, target):
+    other = ops.reshape(ops.transpose(target, perm=[1, 0]), [-1])
+    return mean(ops.reshape(output[..., 0], [-1]) * other)
+
+
+def pairs_by_einsum(output, target):
+    return mean(ops.einsum(output, target, equation="ntd,kt->kd"))
+
+
+def triangle(output, target):
+    return mean(ops.trilu(squares(output, target)))
+
+
 def highest(output, target):
     return ops.reduce_max(squares(output, target), None, keepdims=0)
 
@@ -209,7 +227,11 @@ def mixed(output, target, mask):
     return masked(output, target, mask) + summed(output, target)
 
 
-@pytest.mark.parametrize("loss", [root, centered, backwards, gated, highest, other_rows, mixed])
+NO_MEANS = [root, centered, backwards, gated, highest, other_rows, mixed, by_place, triangle]
+NO_MEANS += [pairs_by_reshape, pairs_by_einsum]
+
+
+@pytest.mark.parametrize("loss", NO_MEANS)
 def test_what_is_no_mean_over_samples_is_not_guessed(loss, tmp_path):
     folder = written(tmp_path / "art", loss)
     whole, parts = batches(loss), batches(loss, 3)
@@ -329,6 +351,9 @@ def test_an_auxiliary_loss_needs_a_weight_that_is_told(tmp_path):
         def __call__(self, x):
             return {"output": self.head(self.experts(x)), "balance": self.experts.balance(x)}
 
+    def alone(output, answers):
+        return ops.cross_entropy(output, answers, ignore_index=-1)
+
     def both(output, balance, answers):
         return ops.cross_entropy(output, answers, ignore_index=-1) + 0.01 * balance
 
@@ -336,9 +361,11 @@ def test_an_auxiliary_loss_needs_a_weight_that_is_told(tmp_path):
         return both(output, balance, answers), total(ops.cast(answers >= 0, to=gg.int64))
 
     model = gg.build(Routed(), x=gg.float32["n", "t", 3])
-    for loss in (both, says):
+    for loss in (alone, both, says):
         gg.artifacts(model, tmp_path / loss.__name__, loss=loss, answers=INTS)
-    data = batches(by_hand, 2)
+    data, whole = batches(by_hand, 2), batches(by_hand)
+    one = trainer(tmp_path / "alone")
+    assert one.evaluate(data) == pytest.approx(one.evaluate(whole), rel=1e-6)
     with pytest.raises(GraphgenError, match="it is not known for how much"):
         trainer(tmp_path / "both").evaluate(data)
     one, counts = trainer(tmp_path / "says"), [(x["answers"] >= 0).sum() for x in data]
