@@ -20,7 +20,7 @@ from graphgen.export.named_losses import LABELS
 from graphgen.graph import constant, is_float, parameters, scalar
 from graphgen.infer import is_named
 from graphgen.op import find_op, is_a, read_attributes
-from graphgen.ops.layout import _reshape
+from graphgen.ops.layout import _cast_like, _reshape
 from graphgen.record import Tape
 from graphgen.subgraphs import read_by
 from graphgen.traits import Trait, has
@@ -47,6 +47,8 @@ class Kind:
     over: dict[object, ir.Value] = field(default_factory=dict)
     scaled: bool = False
 
+
+_CASTS = (ops.cast, _cast_like, ops.identity)
 
 _ROWS, _SUM, _FIXED = Kind("rows"), Kind("sum"), Kind("fixed")
 
@@ -130,7 +132,8 @@ class LossWeights:
         for what works along their axis, numbers that may stand for how many count, and what is
         calculated with them.
         """
-        given = [self._noted(x) for x in read_by(node)]
+        read = node.inputs[:1] if is_a(node, _cast_like) else read_by(node)  # else only a dtype
+        given = [self._noted(x) for x in read]
         states = {None if k is None else k.state for k in given}
         plain = all(k is not None and not k.over and not k.scaled for k in given)
         plain = plain and states.isdisjoint(("sum", "inverse"))
@@ -257,7 +260,7 @@ class LossWeights:
             return _added(first, second)
         if is_a(node, ops.neg, Trait.LAYOUT) and not is_a(node, ops.expand):
             return None if self._crosses(node) else kinds[0]
-        if is_a(node, ops.cast) and (is_float(value) or not is_float(given[0])):
+        if is_a(node, ops.cast, _cast_like) and (is_float(value) or not is_float(given[0])):
             return None if value.dtype == ir.DataType.BOOL else kinds[0]
         if self._count(value) == 1 and not self._crosses(node):
             apart = [k for k in kinds if k is not None and not k.over]
@@ -417,20 +420,27 @@ def _unguarded(value: ir.Value) -> tuple[ir.Value, float]:
     if node is None:
         return value, 0.0
     given = [x for x in node.inputs if x is not None]
-    if is_a(node, ops.cast, ops.identity):
+    if is_a(node, *_CASTS):
         return _unguarded(given[0])
     if is_a(node, ops.where) and (test := given[0].producer()) is not None:
         tested, other = (*test.inputs, None)[:2]
         kept = given[2] if is_a(test, ops.equal) else given[1]
-        if is_a(test, ops.equal, ops.greater) and kept is tested and scalar(other) == 0.0:
+        if is_a(test, ops.equal, ops.greater) and kept is tested and _constant(other) == 0.0:
             return kept, 0.0
-    for x, least in zip(given, map(scalar, given[1::-1]), strict=False):
+    for x, least in zip(given, map(_constant, given[1::-1]), strict=False):
         if least is not None and len(given) == 2:
             if is_a(node, ops.maximum, ops.clip) and least > 0.0:
                 return x, least
             if is_a(node, ops.add) and 0.0 <= least <= _ROUNDING:
                 return x, 0.0
     return value, 0.0
+
+
+def _constant(value: ir.Value | None) -> float | None:
+    """The number that a constant is, maybe of another dtype."""
+    while value is not None and (node := value.producer()) is not None and is_a(node, *_CASTS):
+        value = node.inputs[0]
+    return scalar(value)
 
 
 def _from(weight: ir.Value, least: float) -> ir.Value:

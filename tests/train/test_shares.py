@@ -343,6 +343,31 @@ def test_a_model_that_has_its_loss_says_what_it_divides_by(tmp_path):
     same(step(tmp_path / "art", batches(masked, 2)), step(tmp_path / "art", batches(masked)))
 
 
+FROM_TORCH = """
+    <ir_version: 8, opset_import: ["" : 18]>
+    graph (float[n, t, 3] x, float[n, t] target, float[n, t] mask) => (float loss)
+    <float[3, 1] w = {1, 2, 3}> {
+        one = Constant <value = int64 {1}> ()
+        axes = Constant <value = int64[1] {-1}> ()
+        y = MatMul (x, w)
+        output = Squeeze (y, axes)
+        error = Sub (output, target)
+        square = Mul (error, error)
+        kept = Mul (square, mask)
+        summed = ReduceSum <keepdims: int = 0> (kept)
+        counted = ReduceSum <keepdims: int = 0> (mask)
+        least = CastLike (one, counted)
+        count = Clip (counted, least)
+        loss = Div (summed, count)
+    }"""
+
+
+def test_a_file_of_another_tool_says_what_it_divides_by(tmp_path):
+    onnx.save(onnx.parser.parse_model(FROM_TORCH), tmp_path / "m.onnx")
+    gg.artifacts(tmp_path / "m.onnx", tmp_path / "art", loss="loss", optimizer=gg.SGD())
+    same(step(tmp_path / "art", batches(masked, 2)), step(tmp_path / "art", batches(masked)))
+
+
 def test_an_auxiliary_loss_needs_a_weight_that_is_told(tmp_path):
     class Routed(nn.Module):
         def __init__(self):
