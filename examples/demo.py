@@ -11,6 +11,7 @@ import numpy as np
 from rich.console import Console
 
 import graphgen as gg
+from graphgen.export.write import replacing
 from graphgen.models.decoder import DecoderLM, inputs
 from graphgen.train.run import plot
 
@@ -47,7 +48,10 @@ def run(
     steps = STEPS if steps is None else steps
     train_text, held_out = prose()
     tokenizer = train_tokenizer(train_text)
-    tokenizer.save(str(output / "tokenizer.json"))
+    with replacing("demo", output / "tokenizer.json") as [
+        file
+    ]:  # `save` leaves half on a full disk
+        file.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     train_ids, held_ids = (
         np.array(tokenizer.encode(text).ids, np.int64) for text in (train_text, held_out)
     )

@@ -126,6 +126,15 @@ def test_the_demo_fails_where_it_misses_its_figure(
     monkeypatch.setattr(demo, "prose", lambda: (train[:40_000], held_out[:4_000]))
     monkeypatch.setattr(demo, "STEPS", 3)
     monkeypatch.setattr(gg, "compare", lambda *_, **__: "")
+    resource = pytest.importorskip("resource", reason="this system has no limit of files to set")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))  # as on a full disk
+    try:
+        with pytest.raises(gg.GraphgenError, match=r"tokenizer\.json cannot be written"):
+            demo.run(tmp_path, quick=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not [*tmp_path.iterdir()]
     with pytest.raises(gg.GateError, match=r"bits per byte held out; at most 2\.3 are wanted"):
         demo.run(tmp_path, quick=True)
     assert (tmp_path / "decoder.fused.onnx").exists()
