@@ -36,7 +36,7 @@ def beside(target: Path, *, folder: bool = False) -> Iterator[Path]:
         else:
             partial.touch(exist_ok=False)
         with suppress(FileNotFoundError):
-            lock = _lock(partial, wait=True)
+            lock = lock_of(partial, wait=True)
         if lock is not None and not partial.exists():
             os.close(lock)
             lock = None
@@ -93,14 +93,14 @@ def in_turn(folder: Path) -> Iterator[None]:
     if folder.suffix == _SUFFIX:
         yield
         return
-    lock = _lock(folder, wait=True)
+    lock = lock_of(folder, wait=True)
     try:
         yield
     finally:
         os.close(lock)
 
 
-def _lock(path: Path, *, wait: bool = False) -> int:
+def lock_of(path: Path, *, wait: bool = False) -> int:
     """An open descriptor that holds the lock of a file or folder, where there are locks.
 
     Raises BlockingIOError if another one holds it, unless `wait`.
@@ -124,7 +124,7 @@ def _remove_stale(target: Path) -> None:
     for left in target.parent.iterdir():
         if mine.fullmatch(left.name):
             with suppress(OSError):  # a BlockingIOError where its writer is alive
-                lock = _lock(left)
+                lock = lock_of(left)
                 _remove(left)
                 os.close(lock)
 

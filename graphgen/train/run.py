@@ -18,7 +18,7 @@ from graphgen.display import in_bytes, on_screen
 from graphgen.errors import GraphgenError, warn
 from graphgen.export.artifact_files import CHECKPOINT
 from graphgen.export.checkpoint import Checkpoint
-from graphgen.export.partial import beside, reserve
+from graphgen.export.partial import beside, lock_of, reserve
 from graphgen.export.write import replacing
 from graphgen.files import read_bytes
 from graphgen.train.metrics import Metric
@@ -46,6 +46,29 @@ class Run:
         self.folder, self._who = folder, who
         self.checkpoint, self.best = folder / CHECKPOINT, folder / "best" / CHECKPOINT
         self._metrics = folder / "metrics.jsonl"
+        self._lock: int | None = None
+
+    def __enter__(self) -> "Run":
+        if self._metrics.is_file():
+            self._hold()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _hold(self) -> None:
+        """Let no other run write here until this one ends: their lines and states would mix."""
+        try:
+            lock = lock_of(self._metrics)
+        except BlockingIOError:
+            raise GraphgenError(
+                f"{self._who}: another run writes to {self.folder}; wait for its end, or choose "
+                "another folder"
+            ) from None
+        self.__exit__()  # `start` makes the file anew
+        self._lock = lock
 
     def at(self, step: int) -> Path:
         """Where the state at a step is kept."""
@@ -136,6 +159,7 @@ class Run:
         with replacing(self._who, self.folder / "plan.json", self._metrics) as files:
             files[0].write_text(json.dumps(plan, indent=2) + "\n")
             files[1].write_text("".join(json.dumps(line) + "\n" for line in history))
+        self._hold()
 
     def _check_room(self, size: int) -> None:
         if size >= 1 << 31:

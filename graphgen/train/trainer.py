@@ -4,6 +4,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -159,107 +160,109 @@ class Trainer:
         """
         who = f"{self._who}.fit"
         run = None if checkpoint is None else Run(path_of(checkpoint, who), who)
-        history, found, given = History(), None, dict[str, Any]()
-        positive(who, save_every=save_every, evaluate_every=evaluate_every, patience=patience)
-        measured = Metrics(metrics, self._engine)
-        for problem, wrong in {
-            f"evaluate_every={evaluate_every} needs evaluate=": evaluate_every is not None
-            and evaluate is None
-            and patience is None,
-            f"patience={patience} needs evaluate= and evaluate_every=": patience is not None
-            and (evaluate is None or evaluate_every is None),
-            "metrics= and best= need evaluate=": (metrics or best != "loss") and evaluate is None,
-            f"resume={resume} needs the folder as checkpoint=": resume and run is None,
-            f"keep={keep} needs checkpoint=": keep and run is None,
-            f"keep is {keep!r}; it must be a number from 0": type(keep) is not int or keep < 0,
-            "evaluate= needs evaluate_every= or steps=, because it is not known which of these "
-            "batches is the last": evaluate is not None
-            and evaluate_every is None
-            and (steps is None and length(batches) is None),
-            "allow_changes needs resume=True and checkpoint=": allow_changes and not resume,
-        }.items():
-            if wrong:
-                raise GraphgenError(f"{who}: {problem}{user_line()}")
-        higher = measured.higher(best)
-        for change in allow_changes:
-            one_of(who, Change, allow_changes=change)
-        back = resume if resume is not True and run is not None and resume else None
-        if run is not None and back is not None and back not in run.kept():
-            states = ", ".join(map(str, sorted(run.kept()))) or "none"
-            raise GraphgenError(
-                f"{who}: resume={back}, but of the steps of {run.folder} there are kept: {states}; "
-                f"see keep={user_line()}"
-            )
-        if run is not None and resume:
-            found = Checkpoint.load(run.checkpoint if back is None else run.at(back))
-        for data in (batches, evaluate):
-            if isinstance(data, Dataset):
-                data.check(self._labels)
-        resumed = None if found is None else int(found.properties.get(BATCHES, 0))
-        self._place.go_on(batches, endless=steps is not None, resumed=resumed, who=who)
-        if run is not None:
-            given = describe_run(self._engine, self.schedule, self._place, evaluate, best)
         first = not self._processes.rank
-        if run is not None and found is not None:
-            parts = self._engine, self.schedule, run, found, given, allow_changes
-            given = check_same(*parts, warned=first)
-            self._engine.restore(found)
-            history = run.read(self.step, warned=first)
-        if steps is not None and steps < self.step:
-            raise GraphgenError(
-                f"{who}: steps is {steps}, but {self.step} updates are already made, and steps "
-                f"counts all of them: give more{user_line()}"
-            )
-        run = run if first else None  # only the first process writes
-        if run is not None:
-            if back is not None:
-                run.go_back(back)
-            state = self._engine.checkpoint(0.0, {})
-            run.start(history, self.plan, bool(resume), state)
-            run.rotate(keep or len(run.kept()), self.step)
-        if (rest := self._place.rest) is not None:
-            steps = self.step + -(-rest // self.accumulate)
-        saved, (lowest, since) = self.step, standing(history, best, higher=higher)
-        if run is not None and not run.best.exists():
-            lowest = math.inf
-        calls = Calls(callbacks if first else (), self)
-        calls("begin", history)
-        with Bar(self.step, steps, progress and first) as bar:
-            while self._goes_on(steps, patience, since) and not self._stopped(callbacks, calls):
-                group = self._place.take(self.accumulate)
-                if not group:
-                    break
-                line = self._engine.one_update(group, self._place.used, self.schedule)
-                self._place.used_up(group)
-                last = self.step == steps
-                evaluated = last or _due(self.step, evaluate_every)
-                if evaluate is not None and evaluated:
-                    with self._engine.averaged():
-                        line |= self._evaluation(evaluate, measured)
-                        value = line[f"evaluation_{best}"] * (-1.0 if higher else 1.0)
-                        lowest, since = (value, 0) if value < lowest else (lowest, since + 1)
-                        if run is not None and not since:
-                            self._save(run.best, given)
-                history.append(line)
-                bar.show(self.step, line["loss"], sum(map(tokens_in, group)))
-                if evaluate is not None and evaluated:
-                    calls("evaluation", line)
-                calls("step", line)
-                if run is not None:
-                    due = last or _due(self.step, save_every)
-                    run.log(line, flush=due)
-                    if due:
-                        self._save_state(run, given, keep, calls)
-                        saved = self.step
-        if run is not None and self.step != saved:
-            self._save_state(run, given, keep, calls)
-        if steps is not None and not calls.stop and self._goes_on(steps, patience, since):
-            raise GraphgenError(
-                f"{who}: the batches ended at step {self.step} of {steps}; give a list, or a "
-                "function that makes the iterable again"
-            )
-        calls("end", history)
-        return history
+        with run if run is not None and first else nullcontext():
+            history, found, given = History(), None, dict[str, Any]()
+            positive(who, save_every=save_every, evaluate_every=evaluate_every, patience=patience)
+            measured = Metrics(metrics, self._engine)
+            for problem, wrong in {
+                f"evaluate_every={evaluate_every} needs evaluate=": evaluate_every is not None
+                and evaluate is None
+                and patience is None,
+                f"patience={patience} needs evaluate= and evaluate_every=": patience is not None
+                and (evaluate is None or evaluate_every is None),
+                "metrics= and best= need evaluate=": (metrics or best != "loss")
+                and evaluate is None,
+                f"resume={resume} needs the folder as checkpoint=": resume and run is None,
+                f"keep={keep} needs checkpoint=": keep and run is None,
+                f"keep is {keep!r}; it must be a number from 0": type(keep) is not int or keep < 0,
+                "evaluate= needs evaluate_every= or steps=, because it is not known which of these "
+                "batches is the last": evaluate is not None
+                and evaluate_every is None
+                and (steps is None and length(batches) is None),
+                "allow_changes needs resume=True and checkpoint=": allow_changes and not resume,
+            }.items():
+                if wrong:
+                    raise GraphgenError(f"{who}: {problem}{user_line()}")
+            higher = measured.higher(best)
+            for change in allow_changes:
+                one_of(who, Change, allow_changes=change)
+            back = resume if resume is not True and run is not None and resume else None
+            if run is not None and back is not None and back not in run.kept():
+                states = ", ".join(map(str, sorted(run.kept()))) or "none"
+                raise GraphgenError(
+                    f"{who}: resume={back}, but of the steps of {run.folder} there are kept: "
+                    f"{states}; see keep={user_line()}"
+                )
+            if run is not None and resume:
+                found = Checkpoint.load(run.checkpoint if back is None else run.at(back))
+            for data in (batches, evaluate):
+                if isinstance(data, Dataset):
+                    data.check(self._labels)
+            resumed = None if found is None else int(found.properties.get(BATCHES, 0))
+            self._place.go_on(batches, endless=steps is not None, resumed=resumed, who=who)
+            if run is not None:
+                given = describe_run(self._engine, self.schedule, self._place, evaluate, best)
+            if run is not None and found is not None:
+                parts = self._engine, self.schedule, run, found, given, allow_changes
+                given = check_same(*parts, warned=first)
+                self._engine.restore(found)
+                history = run.read(self.step, warned=first)
+            if steps is not None and steps < self.step:
+                raise GraphgenError(
+                    f"{who}: steps is {steps}, but {self.step} updates are already made, and steps "
+                    f"counts all of them: give more{user_line()}"
+                )
+            run = run if first else None  # only the first process writes
+            if run is not None:
+                if back is not None:
+                    run.go_back(back)
+                state = self._engine.checkpoint(0.0, {})
+                run.start(history, self.plan, bool(resume), state)
+                run.rotate(keep or len(run.kept()), self.step)
+            if (rest := self._place.rest) is not None:
+                steps = self.step + -(-rest // self.accumulate)
+            saved, (lowest, since) = self.step, standing(history, best, higher=higher)
+            if run is not None and not run.best.exists():
+                lowest = math.inf
+            calls = Calls(callbacks if first else (), self)
+            calls("begin", history)
+            with Bar(self.step, steps, progress and first) as bar:
+                while self._goes_on(steps, patience, since) and not self._stopped(callbacks, calls):
+                    group = self._place.take(self.accumulate)
+                    if not group:
+                        break
+                    line = self._engine.one_update(group, self._place.used, self.schedule)
+                    self._place.used_up(group)
+                    last = self.step == steps
+                    evaluated = last or _due(self.step, evaluate_every)
+                    if evaluate is not None and evaluated:
+                        with self._engine.averaged():
+                            line |= self._evaluation(evaluate, measured)
+                            value = line[f"evaluation_{best}"] * (-1.0 if higher else 1.0)
+                            lowest, since = (value, 0) if value < lowest else (lowest, since + 1)
+                            if run is not None and not since:
+                                self._save(run.best, given)
+                    history.append(line)
+                    bar.show(self.step, line["loss"], sum(map(tokens_in, group)))
+                    if evaluate is not None and evaluated:
+                        calls("evaluation", line)
+                    calls("step", line)
+                    if run is not None:
+                        due = last or _due(self.step, save_every)
+                        run.log(line, flush=due)
+                        if due:
+                            self._save_state(run, given, keep, calls)
+                            saved = self.step
+            if run is not None and self.step != saved:
+                self._save_state(run, given, keep, calls)
+            if steps is not None and not calls.stop and self._goes_on(steps, patience, since):
+                raise GraphgenError(
+                    f"{who}: the batches ended at step {self.step} of {steps}; give a list, or a "
+                    "function that makes the iterable again"
+                )
+            calls("end", history)
+            return history
 
     def evaluate(self, batches: Batches) -> float:
         """The loss of all batches as one, without dropout: a mean over all labels that count."""

@@ -580,6 +580,24 @@ def test_no_run_begins_whose_checkpoint_exceeds_the_format(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_two_runs_never_write_to_one_folder(folder, tmp_path):
+    options = {"checkpoint": tmp_path / "run", "steps": 2}
+    other = Run(tmp_path / "run", "other")
+    with other:
+        other.start(History(), {}, False, Checkpoint({}))  # which has no checkpoint yet
+        for resume in (False, True):
+            if resume:
+                Checkpoint({}).save(other.checkpoint)
+            with pytest.raises(
+                GraphgenError, match=r"another run writes to .*run; wait for its end"
+            ):
+                fit(trainer(folder), batches(2), resume=resume, **options)
+    other.checkpoint.unlink()
+    for _ in range(2):
+        (tmp_path / "run/checkpoint").unlink(missing_ok=True)
+        fit(trainer(folder), batches(2), **options)  # the lock ends with the run
+
+
 def losses_of(trainer, monkeypatch, losses):
     """Lets the evaluations of a trainer give these losses, one after the other."""
     monkeypatch.setattr(trainer, "evaluate", lambda batches: losses[trainer.step // 2 - 1])
