@@ -301,7 +301,8 @@ class LossWeights:
         if not divides and (b.state in ("sum", "inverse") or a.state in ("fixed", "given")):
             a, b, x, y = b, a, y, x
         if b.state in ("fixed", "given"):
-            return replace(a, scaled=a.scaled or (b.state == "given" and _is_number(y)))
+            counts = b.state == "given" or isinstance(self._size(y), ir.SymbolicDim)
+            return replace(a, scaled=a.scaled or b.scaled or (counts and _is_number(y)))
         if divides and b == _SUM:
             weight = self._again(y)
             if weight is None or a.over or a.state not in ("rows", "sum", "fixed"):

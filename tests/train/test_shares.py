@@ -96,6 +96,11 @@ def by_row(output, target):
     return mean(mean(squares(output, target), [-1]))
 
 
+def by_row_by_hand(output, target):
+    each = ops.reduce_sum(squares(output, target), [-1], keepdims=0)
+    return mean(each / ops.cast(ops.dim(output, 1), to=gg.float32))
+
+
 def by_batch(output, target):
     return total(squares(output, target)) / ops.cast(ops.dim(output, 0), to=gg.float32)
 
@@ -118,7 +123,18 @@ def told_a_size(output, target):
 
 
 OWN = [masked, guarded, almost, divided_inside, times_inverse, by_sign, by_length, by_hand]
-OWN += [shifted, by_class, plain, by_row, by_batch, summed, two_parts, told, told_a_size]
+OWN += [
+    shifted,
+    by_class,
+    plain,
+    by_row,
+    by_row_by_hand,
+    by_batch,
+    summed,
+    two_parts,
+    told,
+    told_a_size,
+]
 
 
 def inputs_of(loss):
@@ -211,6 +227,15 @@ def pairs_by_einsum(output, target):
     return mean(ops.einsum(output, target, equation="ntd,kt->kd"))
 
 
+def by_other_size(output, target):
+    """Samples may be along this axis, if a model has time first."""
+    return total(squares(output, target)) / ops.cast(ops.dim(output, 1), to=gg.float32)
+
+
+def times_other_size(output, target):
+    return total(squares(output, target)) * (1.0 / ops.cast(ops.dim(output, 1), to=gg.float32))
+
+
 def triangle(output, target):
     return mean(ops.trilu(squares(output, target)))
 
@@ -228,7 +253,7 @@ def mixed(output, target, mask):
 
 
 NO_MEANS = [root, centered, backwards, gated, highest, other_rows, mixed, by_place, triangle]
-NO_MEANS += [pairs_by_reshape, pairs_by_einsum]
+NO_MEANS += [pairs_by_reshape, pairs_by_einsum, by_other_size, times_other_size]
 
 
 @pytest.mark.parametrize("loss", NO_MEANS)
