@@ -21,8 +21,9 @@ def path_of(path: str | os.PathLike[str], who: str) -> Path:
             found.lstat()
     except (TypeError, ValueError, OSError) as error:
         reason = getattr(error, "strerror", None) or error
+        shown = str(path) if isinstance(path, Path) else path
         raise GraphgenError(
-            f"{who}: got {path!r:.60}, which is not a path: {reason}{user_line()}"
+            f"{who}: got {shown!r:.60}, which is not a path: {reason}{user_line()}"
         ) from error
     return found
 
