@@ -736,7 +736,15 @@ def test_options_are_those_of_generate(continued, encoder, data, tmp_path, capsy
     out.unlink()
     refused(capsys, "top_p is 2.0; it must be", folder, data, out, "--top-p", 2)
     refused(capsys, "--seed needs a model that continues texts", encoder, data, out, "--seed", 2)
-    refused(capsys, "is for text-generation, not for fill", folder, data, out, "--task", "fill")
+    refused(
+        capsys,
+        "is for text-generation, not for image",
+        folder,
+        data,
+        out,
+        "--task",
+        "image-classification",
+    )
     long = tmp_path / "in.jsonl"
     long.write_text(json.dumps({"ids": [1] * 2 * LENGTH}))
     refused(capsys, "line 1 has 48 tokens; it must have 1 to 47", folder, long, out)
