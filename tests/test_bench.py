@@ -68,12 +68,14 @@ def test_compile_runs_both_compilers():
     assert [row["layers"] for row in found["depths"]] == [1, 2]
 
 
+@pytest.mark.exhaustive
 def test_start_compares_each_program():
     rows = {row["program"]: row for row in run("start.py")["rows"]}
     assert {"import graphgen", "graphgen --help", "graphgen --version"} < rows.keys()
     assert all(row["ms"] > 0 for row in rows.values())
 
 
+@pytest.mark.exhaustive
 def test_diff_finds_the_one_difference():
     command = [sys.executable, BENCH / "diff.py", "--layers", "2", "--rounds", "1"]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -93,6 +95,7 @@ def test_the_cost_table_is_counted_measured_and_plotted(tmp_path: Path):
     assert (tmp_path / "cost-table.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.exhaustive
 def test_cuda_tries_every_operator_on_the_cpu(tmp_path: Path):
     page = tmp_path / "cuda.md"
     arguments = ["--quick", "--json", "--provider", "cpu", "--dtypes", "fp32", "fp16"]

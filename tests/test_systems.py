@@ -151,6 +151,7 @@ class Positioned(nn.Module):
         return self.attention(x, mask=self.positions(rows, rows))
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("kind", ["rotary", "alibi", "t5"])
 def test_system_04_relative_positions_equal_the_formulas_of_their_papers(
@@ -186,6 +187,7 @@ def test_system_04_relative_positions_equal_the_formulas_of_their_papers(
             assert relative_rms(exact, run_plain(graph, {"x": x})[0]) < 1e-5
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_system_04_a_decoder_with_each_kind_of_position(kind: str) -> None:
     sizes: dict[str, Any] = {"layers": 2, "num_heads": 4, "length": 6}
@@ -214,6 +216,7 @@ class LossOf(nn.Module):
         return ops.cross_entropy(self.decoder(input_ids)["logits"], labels)
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_system_04_gradients_through_each_kind_of_position(kind: str, tmp_path: Path) -> None:
     decoder = DecoderLM(11, 8, layers=1, num_heads=2, length=6, hidden=8, positions=kind)
@@ -300,6 +303,7 @@ def test_system_05_encoder_decoder_mask() -> None:
         assert np.array_equal(a, b)
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("placement", ["pre", "post", "sandwich"])
 @pytest.mark.parametrize("norm", ["layer", "rms"])
 def test_system_06_norm_placements(placement: str, norm: str) -> None:

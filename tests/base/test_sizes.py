@@ -113,6 +113,7 @@ def bindings_of(case: Case) -> list[dict[str, int]]:
     return [{name: int(size) for name, size in binding.items()} for binding in given]
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("family", CASES)
 def test_sizes_hold_for_every_binding(family: str, tmp_path: Path) -> None:
     for case in CASES[family]:

@@ -86,6 +86,7 @@ def test_the_folder_has_what_was_fastest(
     assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "plain" / name).read_bytes()
 
 
+@pytest.mark.exhaustive
 def test_what_does_not_pay_is_left_out_and_what_is_given_stays(
     folder: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,6 +62,7 @@ def large_checkpoint(folder: Path) -> int:
     return 4 * VOCABULARY * FEATURES
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read from /proc")
 def test_building_never_holds_the_model(tmp_path: Path) -> None:
     largest = large_checkpoint(tmp_path / "checkpoint")

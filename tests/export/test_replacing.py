@@ -50,6 +50,7 @@ def written(out):
     return (out / "m.onnx" if out.is_dir() else out).read_text()
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("kind", ["file", "folder"])
 def test_what_a_killed_writer_leaves_is_removed_by_the_next(tmp_path, kind):
     out, other = tmp_path / "out", tmp_path / "out.other"
@@ -62,6 +63,7 @@ def test_what_a_killed_writer_leaves_is_removed_by_the_next(tmp_path, kind):
     assert len(left) == 1 and left[0].startswith(".out.other.")  # of another output
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("kind", ["file", "folder"])
 def test_of_two_writers_the_last_one_stays(tmp_path, kind):
     out = tmp_path / "out"

@@ -237,6 +237,7 @@ BOMBS = {
 }
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_template_cannot_take_the_memory_or_call_out(name: str, tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": BOMBS[name]}))

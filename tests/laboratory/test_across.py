@@ -253,6 +253,7 @@ def test_another_runtime_is_asked_in_its_own_python(
     assert "relative RMS difference 0.00e+00" in capsys.readouterr().out
 
 
+@pytest.mark.exhaustive
 @UNIX
 def test_what_ends_the_other_python_is_found_by_halving(child: Any) -> None:
     model = gg.build(lambda x: ops.tanh(x * 3.0), x=gg.float32[2])

@@ -81,6 +81,7 @@ def only(folder: Path, output: Path, **options: Any) -> Step:
     return step
 
 
+@pytest.mark.exhaustive
 def test_every_rewrite_has_a_number_and_stays_right(folders: Path) -> None:
     """And of the first n, the loss and the gradients are those of the file."""
     for folder, sums in ((folders / "once", 0), (folders / "thrice", 13)):
@@ -260,6 +261,7 @@ def test_a_fault_in_recomputation_is_found(tmp_path: Path, monkeypatch: pytest.M
     assert "Gelu" in {n.op_type for n in model.graph if MARK in n.metadata_props}
 
 
+@pytest.mark.exhaustive
 def test_a_fault_in_products_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The gradient of the table, which is the head's too, comes out larger."""
     rule = products.transposed_operands

@@ -106,6 +106,7 @@ def nodes(model, op_type):
     return [node for node in model.graph if node.op_type == op_type]
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_model_is_itself_whatever_its_names_and_order(encoder, primitives, seed):
     for model in (encoder, primitives):
@@ -366,6 +367,7 @@ EXPORTS = {
 TIED = ("gpt2.transformer.wte", "gpt2.lm_head")  # one weight has both names
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("family", EXPORTS)
 def test_two_exporters_of_one_model(family):
     """In canonical form the layers are the same; they differ in how masks and sizes are made."""

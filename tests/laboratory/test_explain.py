@@ -102,6 +102,7 @@ def test_a_pass_without_candidates_says_where_it_looked() -> None:
     assert "looked at the whole graph" in str(explain(block(), "clean"))
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("name", gg.passes.PIPELINE)
 def test_every_pass_can_be_explained(name: str) -> None:
     found = explain(block(), name).to_json()

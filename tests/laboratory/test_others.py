@@ -76,6 +76,7 @@ def test_heads_of_a_file(path):
     assert others._heads(path) == (4, 16 if "t5" in path.stem else 32)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize(
     ("body", "reason"),
     [

@@ -49,6 +49,7 @@ def total(y: Any) -> Any:
     return ops.reduce_sum(ops.tanh(y), None, keepdims=0)
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("name", TINY)
 def test_gradients_are_the_central_difference(name: str) -> None:
     sizes = sizes_of(name)

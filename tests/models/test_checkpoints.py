@@ -496,6 +496,7 @@ def test_a_field_is_wrong(folder, refused, fields, told):
     assert told in refused()
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("kind", [*ALL_CONFIGS, *NEW])
 def test_every_field_is_honored_or_refused(kind):
     """Whatever stands in it; no configuration ends in another error."""

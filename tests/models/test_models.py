@@ -62,7 +62,7 @@ def relative_rms(a, b):
     return np.sqrt(np.mean((a - b) ** 2) / np.mean(b**2))
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(5)
 @pytest.mark.parametrize("primitives", [False, True], ids=["composites", "primitives"])
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_every_architecture_runs_as_it_computes_on_arrays(name, primitives):
@@ -92,7 +92,7 @@ def test_inputs_have_the_sizes_that_the_name_stands_for():
     assert rgb.specs(image_size=8, layers=9)["image"].shape == ("batch", 3, 8, 8)
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(5)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_every_architecture_is_declared_at_its_default_sizes(name):
     module, found = create(name), find(name)
@@ -114,7 +114,7 @@ STEPPED = ("bytenet", "convs2s", "neural-gpu", "memory-network", "word-vectors")
 """Models whose step of training is compared with their gradients in tests of their own."""
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(5)
 @pytest.mark.parametrize(
     "name", [n for n in ARCHITECTURES if n not in (*STEPPED, "transformer-big")]
 )

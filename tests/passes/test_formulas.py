@@ -39,6 +39,7 @@ def sample(formula: Formula) -> Any:
     return (np.random.default_rng(1).standard_normal(shape) * 4).astype(formula.dtype)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", FOUND)
 def test_every_spelling_becomes_one_operator(name: str) -> None:
     model = model_of(FOUND[name])

@@ -181,6 +181,7 @@ def test_of_known_sizes_no_choice_is_left() -> None:
     assert "If" not in count_operators(best.model)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize(
     ("step", "states"),
     [
@@ -338,6 +339,7 @@ def test_a_loop_of_known_sizes_needs_no_choice(tmp_path: Any) -> None:
     assert "If" not in found
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize(
     ("step", "change"),
     [

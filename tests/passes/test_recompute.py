@@ -119,6 +119,7 @@ def test_the_runtimes_own_passes_do_not_undo_it(made: Path, tmp_path: Path) -> N
     assert counts[0] == counts[1] and len(products) == 12
 
 
+@pytest.mark.exhaustive
 def test_a_budget_is_kept_with_as_little_as_does(made: Path, tmp_path: Path) -> None:
     known = {mode: lower(made / mode).loss["peak_bytes"] for mode in ("none", "full")}
     middle, model = (known["none"] + known["full"]) // 2, decoder()
@@ -131,6 +132,7 @@ def test_a_budget_is_kept_with_as_little_as_does(made: Path, tmp_path: Path) -> 
     assert lower(tmp_path / "all").loss["peak_bytes"] == known["none"]
 
 
+@pytest.mark.exhaustive
 def test_attention_weights_come_before_sublayers(tmp_path: Path) -> None:
     """Of all products, queries times keys are the least work for the memory they free."""
     module = DecoderLM(50, 256, layers=2, num_heads=4, length=128)

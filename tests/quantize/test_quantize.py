@@ -724,6 +724,7 @@ def test_products_inside_of_branches(scheme: str) -> None:
         assert error < bounds[scheme]
 
 
+@pytest.mark.share(3)
 @EIGHT
 @pytest.mark.parametrize("columns", [32, 96, 40, 7])
 @pytest.mark.parametrize("block_size", get_args(BlockSize))

@@ -51,6 +51,7 @@ def half(model: ir.Model) -> ir.Model:
     return model
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("primitives", [True, False])

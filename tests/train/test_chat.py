@@ -105,6 +105,7 @@ WRONG = {
 }
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", WRONG)
 def test_a_template_that_ends_badly_is_one_error(name, template):
     source, message = WRONG[name]

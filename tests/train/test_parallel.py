@@ -183,6 +183,7 @@ def metrics(run):
     return [json.loads(line) for line in Path(run, "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.exhaustive
 @needs_mpi
 def test_two_processes_by_mpi(made, monkeypatch):
     monkeypatch.chdir(made)

@@ -172,6 +172,7 @@ def same(found, wanted):
         np.testing.assert_allclose(found[1][name], gradient, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("loss", OWN)
 def test_batches_of_a_loss_of_ones_own_are_one(loss, tmp_path):
     folder = written(tmp_path / "art", loss)
