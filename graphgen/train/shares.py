@@ -68,7 +68,7 @@ class Shares:
             )
         names = [weight for weight in self._given if isinstance(weight, str)]
         known = dict(zip(names, self._calculated(batch, number) if names else (), strict=True))
-        found = tuple(x if isinstance(x, float) else known[x] for x in self._given)
+        found = tuple(known[x] if isinstance(x, str) else x for x in self._given)
         for weight in found:
             if weight < 0.0 or math.isinf(weight):
                 raise GraphgenError(
