@@ -317,7 +317,7 @@ class Continuation:
     def _processed(
         self, scores: Array, begin: list[list[int]], new: list[list[int]], rows: Sequence[int]
     ) -> Array:
-        step = len(new[0])
+        step = max(map(len, new))  # rows that have ended are shorter
         allowed = None
         if (grammar := self._grammar) is not None:
             allowed = [grammar(row, tokens) for row, tokens in zip(rows, new, strict=True)]

@@ -642,6 +642,16 @@ def test_what_is_forced_may_be_suppressed_and_the_end_is_forced_last(generator: 
     assert list(generator([3], max_new_tokens=1, forced_bos=[7], logits_processors=other)) == [[5]]
 
 
+def test_the_end_is_forced_where_the_first_row_has_ended_before(
+    generator: Generator, greedy: Any
+) -> None:
+    end = next(t for t in greedy[0] if t not in {*greedy[1], *greedy[2]})
+    found = generator(PROMPTS, max_new_tokens=20, eos=[end], forced_eos=[8])
+    list(found)
+    assert found.tokens[0][-1] == end and len(found.tokens[0]) < 20
+    assert found.tokens[1:] == [[*row[:19], 8] for row in greedy[1:]]
+
+
 def test_a_token_to_stop_at_waits_for_the_least_number(generator: Generator, greedy: Any) -> None:
     stop = greedy[0][:1]
     found = generator(PROMPTS[0], max_new_tokens=9, min_new_tokens=4, stop=stop)
