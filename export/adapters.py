@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from graphgen.display import fields, on_screen
 from graphgen.errors import GraphgenError
+from graphgen.export.base_weights import check_base, of_version, read_spots, to_version
 from graphgen.export.checkpoint import Checkpoint
 from graphgen.export.peft import CONFIG, check_matrices, read_folder, write_folder
 from graphgen.export.session import model_of
@@ -45,7 +46,7 @@ ENDING = ".onnx_adapter"
 """Of files that the runtime's LoraAdapter reads."""
 
 LORA = "graphgen.lora"
-"""Property of a checkpoint with adapters: rank, alpha, rank_stabilized, dora, modules; as JSON."""
+"""Property of a checkpoint with adapters: what `adapt` notes of them, as JSON."""
 
 
 def _adapter_format() -> Any:
@@ -70,6 +71,8 @@ class Adapter:
     `published` says what the checkpoint calls these modules, if the model was built from one.
     `saved` holds what was trained as a whole beside them, such as a head: by the name of a module
     of a product with `.weight`, float[out, in], and `.bias`, float[out]; PEFT's `modules_to_save`.
+    `spots` are some numbers of each module's weight that it was trained beside: a model with other
+    weights is told by them. Files of other programs have none.
     """
 
     matrices: dict[str, Array]
@@ -79,6 +82,7 @@ class Adapter:
     dropout: float = 0.0
     published: dict[str, Part] | None = None
     saved: dict[str, Array] = field(default_factory=dict)
+    spots: dict[str, Array] = field(default_factory=dict)
 
     @on_screen
     def __repr__(self) -> Iterator[str]:
@@ -104,6 +108,10 @@ class Adapter:
     def scale(self) -> float:
         """s."""
         return LoRA("", self.rank, self.alpha, rank_stabilized=self.rank_stabilized).scale
+
+    def _shapes(self) -> dict[str, tuple[int, int]]:
+        """Of the weight of each module."""
+        return {name: update.shape for name, update in self.updates().items()}
 
     def updates(self) -> dict[str, Update]:
         """A, s · B and, with DoRA, the magnitude of each module."""
@@ -133,7 +141,8 @@ class Adapter:
             whole = dict[str, Array]()
             for name, (own, turned) in dict(noted.get("saved", {})).items():
                 whole[name] = saved.trainable[own].T if turned else saved.trainable[own]
-            return cls(matrices, *given, float(noted["dropout"]), names, whole)
+            spots = read_spots(noted.get("base", {}))
+            return cls(matrices, *given, float(noted["dropout"]), names, whole, spots)
         except (KeyError, TypeError, ValueError, RecursionError, GraphgenError) as error:
             raise GraphgenError(
                 f"{where}: its property {LORA}, or a matrix that it names, is missing or damaged "
@@ -175,6 +184,7 @@ class Adapter:
             read = form.read_adapter(os.fspath(file))
             # Copies: its values are views of memory that it frees.
             matrices = {name: np.array(x.numpy()) for name, x in read.get_parameters().items()}
+            version = int(read.get_model_version())
             del read
         except OSError as error:
             raise GraphgenError(
@@ -186,7 +196,9 @@ class Adapter:
             ) from None
         rank = next((len(x) for n, x in matrices.items() if n.endswith(A) and x.ndim), 0) or 1
         check_matrices(matrices, rank, file)
-        return cls(matrices, rank, float(rank))
+        found = cls(matrices, rank, float(rank))
+        found.spots = of_version(version, found._shapes())
+        return found
 
     def save(self, folder: str | os.PathLike[str], *, base: str = "") -> Path:
         """Write the two files that PEFT reads; `base` names the model it belongs to.
@@ -207,7 +219,7 @@ class Adapter:
             "target_modules": self.modules,
             "modules_to_save": self.whole or None,
         }
-        return write_folder(folder, config, self.matrices | self.saved)
+        return write_folder(folder, config, self.matrices | self.saved, self.spots)
 
     def export(self, path: str | os.PathLike[str]) -> Path:
         """Write a file that the runtime's LoraAdapter reads, for the model that `base` returns."""
@@ -218,7 +230,7 @@ class Adapter:
             scaled = array * np.float32(self.scale) if name.endswith(B) else array
             values[name] = ort.OrtValue.ortvalue_from_numpy(scaled)
         form.set_adapter_version(1)
-        form.set_model_version(1)
+        form.set_model_version(to_version(self.spots, self._shapes()))
         form.set_parameters(values)
         with replacing("adapter", path := path_of(path, "adapter")) as [file]:
             form.export_adapter(os.fspath(file))
@@ -239,6 +251,7 @@ class Adapter:
                 f"adapter: the model has one module of the adapter as {' and '.join(parts)}: "
                 "merge it instead"
             )
+        check_base(self.spots, result, places)
         names = {own: place for own, [place] in places.items()}
         sizes = {site.module: site.sizes for site in linears(result).values()}
         for own, update in self.updates().items():
@@ -354,12 +367,14 @@ class Adapter:
             if any(n == module + part for module in own for part in (A, B, MAGNITUDE))
         }
         saved = {n: x for n, x in self.saved.items() if n.rpartition(".")[0] in own}
-        return replace(self, matrices=matrices, saved=saved)
+        spots = {n: x for n, x in self.spots.items() if n in own}
+        return replace(self, matrices=matrices, saved=saved, spots=spots)
 
     def _placed(self, model: ir.Model) -> dict[str, Update]:
         found, updates = dict[str, Update](), self.updates()
-        published = published_names(model)
-        for own, places in self._places(model, self.modules).items():
+        published, known = published_names(model), self._places(model, self.modules)
+        check_base(self.spots, model, known)
+        for own, places in known.items():
             update = updates[own]
             if len(places) == 1:
                 found[places[0]] = update
@@ -421,7 +436,7 @@ class Adapter:
         for name in self.modules:
             groups.setdefault(self.published[name].name, []).append(name)
         times = max(map(len, groups.values()))
-        matrices, rank = dict[str, Array](), self.rank
+        matrices, rank, spots = dict[str, Array](), self.rank, dict[str, Array]()
         for name, modules in groups.items():
             first = self.published[modules[0]]
             if self.dora and sum(self.published[m].width for m in modules) < first.of:
@@ -439,6 +454,10 @@ class Adapter:
                 rows, own = self.published[module].outputs(whole), slice(rank * i, rank * (i + 1))
                 a[own], b[rows, own] = self.matrices[module + A], self.matrices[module + B]
                 magnitude[rows] = self.matrices.get(module + MAGNITUDE, 0)
+                if module in self.spots:
+                    found = self.spots[module].copy()
+                    found[:, 0] = rows[found[:, 0].astype(np.int64)]
+                    spots[name] = np.concatenate([spots.get(name, found[:0]), found])
             matrices |= {name + A: a, name + B: b}
             matrices |= {name + MAGNITUDE: magnitude} if self.dora else {}
         alpha = self.alpha * (math.sqrt(times) if self.rank_stabilized else times)
@@ -447,4 +466,4 @@ class Adapter:
             module, _, part = name.rpartition(".")
             saved[f"{self.published[module].name}.{part}"] = array
         stable, dropout = self.rank_stabilized, self.dropout
-        return Adapter(matrices, rank * times, alpha, stable, dropout, saved=saved)
+        return Adapter(matrices, rank * times, alpha, stable, dropout, saved=saved, spots=spots)

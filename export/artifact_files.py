@@ -1,6 +1,9 @@
 """The files of a folder of training artifacts, and what the training graph says of its loss."""
 
 import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +11,7 @@ import onnx
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
+from graphgen.export.partial import in_place_of
 from graphgen.export.valid import check_attributes, check_file
 from graphgen.files import read_bytes
 
@@ -69,3 +73,22 @@ def loss_in(training: ir.Model, path: Path) -> dict[str, Any]:
             f"{path}: its metadata {LOSS!r} is damaged: {error}; write the artifacts again"
         ) from error
     return dict(found)
+
+
+@contextmanager
+def replaced(directory: Path) -> Iterator[Path]:
+    """A new folder next to `directory`, which replaces it if all goes well."""
+    files = {TRAINING, EVAL, OPTIMIZER, CHECKPOINT}
+    directory = Path(os.path.realpath(directory))  # a symbolic link stays
+    try:
+        if directory.exists() and (other := {p.name for p in directory.iterdir()} - files):
+            raise GraphgenError(
+                f"artifacts: {directory} holds {min(other)!r}, which is not a training artifact "
+                "and would be replaced as a whole; choose a folder of its own"
+            )
+        with in_place_of(directory) as new:
+            yield new
+    except OSError as error:
+        raise GraphgenError(
+            f"artifacts: {directory} cannot be written: {error.strerror}; choose another place"
+        ) from None

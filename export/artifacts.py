@@ -14,7 +14,7 @@ The official runtime 1.19.2 trains those of the profile `official` directly;
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,14 +31,20 @@ from graphgen.display import on_screen
 from graphgen.edit import claim, infer_model
 from graphgen.errors import GraphgenError, one_of
 from graphgen.export.adapters import LORA
-from graphgen.export.artifact_files import CHECKPOINT, EVAL, LOSS, OPTIMIZER, TRAINING
+from graphgen.export.artifact_files import (
+    CHECKPOINT,
+    EVAL,
+    LOSS,
+    OPTIMIZER,
+    TRAINING,
+    replaced,
+)
 from graphgen.export.checkpoint import Checkpoint
 from graphgen.export.documents import keep_apart
 from graphgen.export.inference import evaluated
 from graphgen.export.losses import AnyLoss, InputType, attach_loss
 from graphgen.export.opset import keeps_meaning, stamp
 from graphgen.export.optimizers import AdamW, Optimizer, check_profile
-from graphgen.export.partial import in_place_of
 from graphgen.export.past import without_past
 from graphgen.export.precision import DTYPES, LOSS_SCALE, Precision
 from graphgen.export.session import model_of
@@ -206,7 +212,7 @@ def artifacts(
         if report is not None:  # first, since no artifacts are replaced if it cannot be written
             [beside] = files.enter_context(replacing("artifacts: report", report))
             beside.write_text(json.dumps(done.to_json(), indent=2) + "\n", encoding="utf-8")
-        new = files.enter_context(_replaced(directory))
+        new = files.enter_context(replaced(directory))
         for one, file in ((made.training, TRAINING), (made.evaluation, EVAL)):
             (new / file).write_bytes(_to_bytes(one, made.runtime))
         data = optimizer.official().SerializeToString(deterministic=True)
@@ -293,7 +299,7 @@ class Prepared:
             described["dtype"] = dtype
         if lora is not None:
             lora = LoRA.read(lora) if isinstance(lora, str) else lora
-            described["lora"] = adapt(training, lora)
+            described["lora"] = adapt(training, lora, few_bits=base is not None)
         table = choose_trainable(training, trainable, frozen, adapters=lora is not None)
         names = [weight.name for weight in table if weight.trained]
         if lora is not None:
@@ -361,7 +367,10 @@ class Prepared:
         engine.stop_after = None
         done.passes += run_passes(self.training, [official], engine)
         done.ops_after = count_operators(self.training)
-        self.training.metadata_props[LOSS] = json.dumps(self.described, sort_keys=True)
+        described = dict(self.described)
+        if "lora" in described:  # the checkpoint has these numbers
+            described["lora"] = {n: x for n, x in described["lora"].items() if n != "base"}
+        self.training.metadata_props[LOSS] = json.dumps(described, sort_keys=True)
         return done
 
     def _after(self, engine: Engine, name: str, model: ir.Model) -> None:
@@ -478,22 +487,3 @@ def _array(model: ir.Model, name: str) -> np.ndarray[Any, Any]:
     tensor = model.graph.initializers[name].const_value
     assert tensor is not None
     return tensor.numpy()
-
-
-@contextmanager
-def _replaced(directory: Path) -> Iterator[Path]:
-    """A new folder next to `directory`, which replaces it if all goes well."""
-    files = {TRAINING, EVAL, OPTIMIZER, CHECKPOINT}
-    directory = Path(os.path.realpath(directory))  # a symbolic link stays
-    try:
-        if directory.exists() and (other := {p.name for p in directory.iterdir()} - files):
-            raise GraphgenError(
-                f"artifacts: {directory} holds {min(other)!r}, which is not a training artifact "
-                "and would be replaced as a whole; choose a folder of its own"
-            )
-        with in_place_of(directory) as new:
-            yield new
-    except OSError as error:
-        raise GraphgenError(
-            f"artifacts: {directory} cannot be written: {error.strerror}; choose another place"
-        ) from None

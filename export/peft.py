@@ -11,6 +11,7 @@ import numpy as np
 
 from graphgen import safetensors
 from graphgen.errors import GraphgenError
+from graphgen.export.base_weights import SPOTS, Spots, read_spots, to_text
 from graphgen.export.partial import in_place_of
 from graphgen.files import present, read_json
 from graphgen.operands import Array
@@ -41,6 +42,7 @@ class Contents(NamedTuple):
     rank_stabilized: bool
     dropout: float
     saved: dict[str, Array]
+    spots: dict[str, Array]
 
 
 def read_folder(folder: Path) -> Contents:
@@ -55,7 +57,8 @@ def read_folder(folder: Path) -> Contents:
     whole = [f".{name}." for name in listed]
     if not present(folder / WEIGHTS):
         raise GraphgenError(f"{folder} has no {WEIGHTS}: save it with safe_serialization=True")
-    for weight in safetensors.read_header(folder / WEIGHTS):
+    weights, metadata = safetensors.read_headers(folder / WEIGHTS)
+    for weight in weights:
         name = weight.name.removeprefix(_PREFIX)
         kept = any(part in f".{name}" for part in whole)
         size = 1 if name.endswith(".bias" if kept else MAGNITUDE) else 2
@@ -72,7 +75,12 @@ def read_folder(folder: Path) -> Contents:
     if dora != bool(config.get("use_dora")):
         problem = f"use_dora is {config.get('use_dora')!r}, and the file of matrices says otherwise"
         raise GraphgenError(f"{folder / CONFIG}: {problem}: save the adapter again")
-    return Contents(matrices, rank, alpha, stabilized, dropout, saved)
+    try:
+        spots = read_spots(json.loads(metadata.get(SPOTS, "{}")))
+    except (TypeError, ValueError, RecursionError) as error:
+        problem = f"its metadata {SPOTS} is damaged ({error}): save the adapter again"
+        raise GraphgenError(f"{folder / WEIGHTS}: {problem}") from None
+    return Contents(matrices, rank, alpha, stabilized, dropout, saved, spots)
 
 
 def _settings(file: Path, config: Mapping[str, Any]) -> tuple[int, float, bool, float]:
@@ -105,7 +113,10 @@ def _settings(file: Path, config: Mapping[str, Any]) -> tuple[int, float, bool, 
 
 
 def write_folder(
-    folder: str | os.PathLike[str], config: Mapping[str, Any], arrays: Mapping[str, Array]
+    folder: str | os.PathLike[str],
+    config: Mapping[str, Any],
+    arrays: Mapping[str, Array],
+    spots: Spots,
 ) -> Path:
     """Write a folder of LoRA. Raises GraphgenError for one that holds something else."""
     folder = Path(os.path.realpath(folder))
@@ -122,7 +133,8 @@ def write_folder(
         with in_place_of(folder) as new:
             text = json.dumps(config, indent=2) + "\n"
             (new / CONFIG).write_text(text, encoding="utf-8")
-            (new / WEIGHTS).write_bytes(safetensors.to_bytes(named))
+            words = {"format": "pt"} | ({SPOTS: to_text(spots)} if spots else {})
+            (new / WEIGHTS).write_bytes(safetensors.to_bytes(named, words))
     except OSError as error:
         raise GraphgenError(
             f"adapter: {folder} cannot be written: {error.strerror}; choose another place"

@@ -86,5 +86,6 @@ def trained_model(
                 "optimize it afterwards"
             )
         value.const_value = tensor
-    result = result if adapter is None else adapter.merged(result)
+    if adapter is not None:  # whose weights are these, or what they are in few bits
+        result = replace(adapter, spots={}).merged(result)
     return replace(model, model=result) if isinstance(model, Optimized) else result

@@ -74,6 +74,11 @@ class Weight:
 
 def read_header(path: Path) -> list[Weight]:
     """The tensors in a file. Raises GraphgenError if it is damaged or cut short."""
+    return read_headers(path)[0]
+
+
+def read_headers(path: Path) -> tuple[list[Weight], dict[str, Any]]:
+    """The tensors in a file, and its metadata."""
     with path.open("rb") as stream:
         size = os.fstat(stream.fileno()).st_size
         length = int.from_bytes(stream.read(8), "little")
@@ -85,7 +90,7 @@ def read_header(path: Path) -> list[Weight]:
         text = stream.read(length)
     try:
         header = json.loads(text, object_pairs_hook=_once)
-        header.pop("__metadata__", None)
+        metadata = dict(header.pop("__metadata__", None) or {})
         entries = []
         for name, entry in header.items():
             start, end = map(_size, entry["data_offsets"])
@@ -111,7 +116,7 @@ def read_header(path: Path) -> list[Weight]:
         found.append(Weight(path, name, dtype, shape, 8 + length + start))
     if problem := overlap_in((start, end, name) for name, *_, start, end in entries):
         raise GraphgenError(f"{path}: {problem}: the file is damaged; download it again")
-    return found
+    return found, metadata
 
 
 def overlap_in(spans: Iterable[tuple[int, int, str]]) -> str:
@@ -137,10 +142,10 @@ def _size(value: Any) -> int:
     return value
 
 
-def to_bytes(arrays: Mapping[str, Array]) -> bytes:
-    """The content of a file with these arrays."""
+def to_bytes(arrays: Mapping[str, Array], metadata: Mapping[str, str] | None = None) -> bytes:
+    """The content of a file with these arrays, and words about it."""
     stream = BytesIO()
-    write(stream, {name: ir.tensor(array) for name, array in arrays.items()})
+    write(stream, {name: ir.tensor(array) for name, array in arrays.items()}, metadata)
     return stream.getvalue()
 
 

@@ -32,6 +32,10 @@ ADAPTERS = r"\.lora_([AB]\.weight|magnitude_vector)$"
 """The pattern of these names."""
 
 PRODUCTS: tuple[Op, ...] = (ops.matmul, ops.gemm, ops.fused_matmul)
+_SPOTS = 8  # how many numbers of a weight are enough to know it again
+SAME, FEW_BITS = 0.005, 0.5
+"""How far the same weights may be apart, relative: bfloat16 rounds by less than the first, and few
+bits by less than the second (int4 by 0.15); others differ by about 1.4."""
 _SITES = 1 << 20  # the first number of a mask of ours; those of a model count from 0
 
 
@@ -108,9 +112,7 @@ class LoRA:
         zeros = np.zeros((out, self.rank), np.float32)
         found = {site.module + A: a.astype(np.float32), site.module + B: zeros}
         if self.dora:
-            weight = constant(site.weight)
-            assert weight is not None
-            found[site.module + MAGNITUDE] = norms(weight if site.by_rows else weight.T)
+            found[site.module + MAGNITUDE] = norms(site.matrix())
         return found
 
     @property
@@ -174,6 +176,19 @@ def norms(matrix: Array) -> Array:
     return found
 
 
+def spots_in(weight: Array, within: float = SAME) -> Array:
+    """Some numbers of a weight, float[out, in]: rows of output, input, number, `within`; float64.
+
+    Files of adapters keep them, to tell whether they run beside the weights they were trained with:
+    these may differ by a part of their size.
+    """
+    i, (out, size) = np.arange(_SPOTS), weight.shape
+    rows = (2 * i + 1) * out // (2 * _SPOTS)
+    columns = (2 * (3 * i % _SPOTS) + 1) * size // (2 * _SPOTS)
+    numbers = np.nan_to_num(weight[rows, columns]).astype(np.float64)
+    return np.stack([rows, columns, numbers, np.full(_SPOTS, within)], axis=1)
+
+
 class Linear(NamedTuple):
     """A product α x W + ... with a weight, (out, in) if `by_rows`, else (in, out)."""
 
@@ -183,6 +198,12 @@ class Linear(NamedTuple):
     alpha: float
     sizes: tuple[int, int]
     """In and out."""
+
+    def matrix(self) -> Array:
+        """The weight, float[out, in]."""
+        weight = constant(self.weight)
+        assert weight is not None
+        return weight if self.by_rows else weight.T
 
 
 def linear_at(node: ir.Node) -> Linear | None:
@@ -320,8 +341,11 @@ def published_names(model: ir.Model) -> dict[str, Part]:
         ) from None
 
 
-def adapt(model: ir.Model, lora: LoRA) -> dict[str, Any]:
-    """Add adapters to a model; return what files note of them, for JSON."""
+def adapt(model: ir.Model, lora: LoRA, *, few_bits: bool = False) -> dict[str, Any]:
+    """Add adapters to a model; return what files note of them, for JSON.
+
+    `few_bits` says that the weights beside them will be rounded to these.
+    """
     adapting = Adapting(lora)
     run_passes(model, [adapting.as_pass()], Engine())
     alpha = lora.rank if lora.alpha is None else lora.alpha
@@ -330,6 +354,8 @@ def adapt(model: ir.Model, lora: LoRA) -> dict[str, Any]:
     noted = {"rank": lora.rank, "alpha": alpha, "dropout": lora.dropout, "rank_stabilized": stable}
     noted |= {"dora": True} if lora.dora else {}
     noted["modules"] = sorted(adapting.modules)
+    within = FEW_BITS if few_bits else SAME
+    noted["base"] = {n: spots_in(x.matrix(), within).tolist() for n, x in adapting.modules.items()}
     if names := published_names(model):
         noted["names"] = {n: [*names[n]] for n in adapting.modules if n in names}
     return noted
@@ -407,9 +433,8 @@ def merging(who: str, updates: Mapping[str, Update]) -> Pass:
             site, matrix = found[node], node.inputs[1]
             assert matrix is not None
             if (matrix, site.module) not in values:
-                weight, update = constant(site.weight), updates[site.module]
-                assert weight is not None
-                weight = update.of(weight) if site.by_rows else update.of(weight.T).T
+                weight = updates[site.module].of(site.matrix())
+                weight = weight if site.by_rows else weight.T
                 check_finite(who, site.module, weight)
                 weight = weight if matrix is site.weight else np.ascontiguousarray(weight.T)
                 name = f"{site.module}.merged{len(values)}"

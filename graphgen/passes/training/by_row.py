@@ -156,9 +156,7 @@ def _operand(node: ir.Node) -> ir.Value | None:
 def weight_of(node: ir.Node) -> Array:
     """W, float[out, in], of a product, restored if it is in few bits."""
     if (site := linear_at(node)) is not None:
-        weight = constant(site.weight)
-        assert weight is not None
-        return weight if site.by_rows else weight.T
+        return site.matrix()
     site = _quantized_at(node)
     assert site is not None
     product = _multiplied(node)
