@@ -303,7 +303,7 @@ def _of_checkpoint(options: argparse.Namespace, head: Any, folder: Path) -> _Sou
         name = "--dtype" if options.quantize is None else "--quantize"
         problem = f"weights of the checkpoint are in few bits ({found.few_bits}): leave out {name}"
         raise GraphgenError(f"build {options.name}: {problem}")
-    remarks = []
+    remarks = [*found.remarks]
     if ignored := found.config.ignored:
         fields = ", ".join(ignored)
         remarks.append(f"{found.config.where}: {fields} without effect on the results: ignored")

@@ -132,6 +132,17 @@ def test_the_body_alone_and_names_of_today(folder):
     compare_with_torch(folder, "feature-extraction")
 
 
+@pytest.mark.parametrize("before", ["module.", "_orig_mod.", "module._orig_mod."])
+def test_what_torch_wraps_modules_in_is_no_part_of_a_name(folder, before):
+    wrapped = {f"{before}{name}": array for name, array in published().items()}
+    parts = {name.replace(".layer.0.", ".layer.0._orig_mod."): a for name, a in wrapped.items()}
+    write_weights(folder / "model.safetensors", parts)
+    assert {*parts} != {*wrapped} and {*read_weights(folder)} == {*published()}
+    twice = published() | {f"_orig_mod.{name}": array for name, array in published().items()}
+    write_weights(folder / "model.safetensors", twice)
+    assert {*read_weights(folder)} == {*twice}  # of which one may be wrong
+
+
 def test_a_name_of_today_comes_before_an_older_one(folder):
     """transformers writes both where they are untied, and uses the newer."""
     weights = published()
@@ -407,6 +418,20 @@ def test_build_writes_a_folder(folder, capsys):
     assert config == json.loads((PUBLISHED / "config.json").read_text())
 
 
+def test_a_head_that_is_left_out_and_code_that_is_not_run_are_told(folder, capsys, refused):
+    code = {"AutoModel": "modeling.Mine"}
+    write_config(folder, architectures=["BertForMaskedLM"], auto_map=code)
+    assert main(["build", "in", "-o", "out"]) == 0
+    told = capsys.readouterr().out
+    assert "auto_map names code that comes with the checkpoint, which is not run" in told
+    assert "BertForMaskedLM: --task fill-mask builds its head, which feature-extraction" in told
+    assert main(["build", "in", "-o", "out", "--task", "fill-mask"]) == 0
+    assert "BertForMaskedLM" not in capsys.readouterr().out
+    told = refused("--task", "text-classification")
+    assert "classifier.weight is missing" in told
+    assert told.endswith("; it was saved as BertForMaskedLM: --task fill-mask\n")
+
+
 def test_what_transformers_js_reads(folder, tmp_path):
     """Every graph with weights next to it, along with what the checkpoint says already."""
     write_config(folder, **{"transformers.js_config": {"dtype": "fp32"}}, _name="é")
@@ -676,14 +701,21 @@ def test_a_weight_that_two_shards_have(folder, refused):
     assert main(["build", "in", "-o", "out"]) == 0
 
 
-@pytest.mark.parametrize("other", ["pytorch_model.bin", "tf_model.h5", None])
-def test_there_are_no_weights(folder, refused, other):
+@pytest.mark.parametrize(
+    ("other", "mend"),
+    [
+        ("pytorch_model.bin", "save_pretrained of transformers, where you trust them, write model"),
+        ("tf_model.h5", "save_pretrained"),
+        ("model.fp16.safetensors", "give the one of this model that name"),
+        ("", "give the folder of a checkpoint"),
+    ],
+)
+def test_there_are_no_weights(folder, refused, other, mend):
     (folder / "model.safetensors").unlink()
     if other:
         (folder / other).write_bytes(b"")
     told = refused()
-    assert "has no model.safetensors" in told
-    assert (f"{other}: convert to safetensors first" in told) == bool(other)
+    assert "has no model.safetensors" in told and other in told and mend in told
 
 
 def test_there_is_no_configuration(folder, refused):

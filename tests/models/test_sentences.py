@@ -194,6 +194,25 @@ def test_a_decoder_that_sees_both_sides_continues_no_texts(tmp_path: Path) -> No
         from_folder(folder, "text-generation")
 
 
+def test_a_decoder_whose_configuration_is_not_causal_sees_both_sides(tmp_path: Path) -> None:
+    own, which = published_decoders, "olmo2"
+    given = own.fields(which)
+    folder = checkpoint(tmp_path, own, which, pooling_mode="lasttoken")
+    feeds = {"input_ids": np.array([[1, 2, 3, 4]]), "attention_mask": np.ones((1, 4), np.int64)}
+    other = feeds | {"input_ids": np.array([[1, 2, 3, 5]])}
+    for causal in (True, False):
+        (folder / "config.json").write_text(json.dumps(given | {"is_causal": causal}))
+        model = from_folder(folder).model
+        x, y = (run_plain(model, f)[0] for f in (feeds, other))
+        assert (x != y).any(-1)[0].tolist() == [not causal] * 3 + [True]
+    with pytest.raises(gg.GraphgenError, match="is_causal is False; it must be true to continue"):
+        from_folder(folder, "text-generation")
+    windows = own.fields("cohere2")
+    (folder / "config.json").write_text(json.dumps(windows | {"is_causal": False}))
+    with pytest.raises(gg.GraphgenError, match="is_causal is False; it must be true with windows"):
+        from_folder(folder)
+
+
 DENSE = {"in_features": 32, "out_features": 8}
 
 

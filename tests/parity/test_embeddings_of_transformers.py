@@ -159,6 +159,16 @@ def test_a_decoder_that_sees_both_sides_embeds(tmp_path: Path) -> None:
         assert relative_rms(got["sentence_embedding"], wanted.numpy()) < BOUND
 
 
+@pytest.mark.parametrize("which", ["olmo2", "granite", "phi3", "gpt_neox", "opt", "falcon, new"])
+def test_a_decoder_that_is_not_causal_embeds(which: str, tmp_path: Path) -> None:
+    module = save_decoder(which, tmp_path, "", is_causal=False)
+    run = session(gg.optimize(from_folder(tmp_path, "feature-extraction").model), tmp_path)
+    for side in ("left", "right"):
+        feeds = padded(side)
+        x, kept = states(module, feeds), feeds["attention_mask"].astype(bool)
+        assert relative_rms(named(run, feeds)["last_hidden_state"][kept], x.numpy()[kept]) < BOUND
+
+
 @pytest.mark.parametrize("kind", ["T5", "MT5", "UMT5"])
 @pytest.mark.parametrize("whole", [False, True])
 def test_encoders_of_t5_embed(kind: str, whole: bool, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Folders of published checkpoints: config.json, safetensors, tokenizer files."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MethodType
@@ -23,6 +23,7 @@ from graphgen.models.published.gguf_names import read_gguf
 from graphgen.models.published.heads import Vectors
 from graphgen.models.published.packed import FewBits, unpacked_names
 from graphgen.models.published.packing import packing_of
+from graphgen.models.published.saved_as import other_head, own_code
 from graphgen.models.published.sentence import sentence_head
 from graphgen.models.published.seq2seq import DECODER, ENCODER, CrossAttention
 from graphgen.models.published.weights import read_weights, stored_names
@@ -55,6 +56,7 @@ class Pretrained(NamedTuple):
     module: Any
     fresh: Fresh | None = None
     few_bits: str = ""  # the method of the checkpoint, if its weights are of few bits: gptq
+    remarks: Sequence[str] = ()  # what it has that is not built
 
     @on_screen
     def __repr__(self) -> Iterator[str]:
@@ -109,7 +111,7 @@ def from_folder(
     family = find_family(config)
     if task is None and EMBEDS in family.tasks and present(folder / "modules.json"):
         task = EMBEDS  # a folder of sentence-transformers
-    task = task or next(iter(family.tasks))
+    chosen, task = task, task or next(iter(family.tasks))
     if task not in family.tasks:
         raise GraphgenError(
             f"{folder}: {config.model_type} has no task {task!r}; it has {', '.join(family.tasks)}"
@@ -139,7 +141,13 @@ def from_folder(
                 f"{folder}: {task} has no head {head.name!r}; it has {', '.join(outside) or 'none'}"
                 + near(head.name, outside)
             )
-    weights = family.weights(module, stored, dtype, str(folder), fresh)
+    remarks, other = [*own_code(config)], other_head(config, task, family.tasks)
+    if other and chosen is None:
+        remarks.append(f"{config.where}: {other} builds its head, which {task} leaves out")
+    try:
+        weights = family.weights(module, stored, dtype, str(folder), fresh)
+    except GraphgenError as error:
+        raise GraphgenError(f"{error}; {other}" if other else str(error)) from error
     names = family.modules(module, body=EMBEDS in task)
     if isinstance(getattr(module, "head", None), Vectors):
         embedding = sentence_head(folder, module.features, dtype)
@@ -163,7 +171,7 @@ def from_folder(
         own = {n: [*part] for n, part in names.items() if f"{n}.weight" in model.graph.initializers}
         model.metadata_props[PUBLISHED] = json.dumps(own, sort_keys=True)
         model.metadata_props[STORED] = noted
-    return Pretrained(models, config, module, fresh, method)
+    return Pretrained(models, config, module, fresh, method, remarks)
 
 
 def with_attentions(part: Any, name: str) -> Any:

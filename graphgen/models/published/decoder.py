@@ -1,6 +1,7 @@
 """One specification of a decoder of tokens, and the modules that it declares."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import onnx_ir as ir
@@ -129,18 +130,30 @@ class CausalLM(Decoder):
         return {**self.token_inputs(), **cache}
 
 
+_BOTH_SIDES = "use_bidirectional_attention"
+
+
 def tasks(specify: Callable[[Config], Specification]) -> Mapping[str, Callable[[Config], Any]]:
     """The tasks of a family whose configurations `specify` reads."""
 
-    def generating(config: Config) -> CausalLM:
+    def specified(config: Config) -> Specification:
         spec = specify(config)
+        if config.take("is_causal", bool, True):
+            return spec
+        if spec.slopes is not None or any(sight.window for sight in spec.layers):
+            config.refuse("is_causal", False, "true with windows, or slopes of distances")
+        return replace(spec, both_sides=True)
+
+    def generating(config: Config) -> CausalLM:
+        spec = specified(config)
         if spec.both_sides:
-            wanted = "false to continue texts: give --task feature-extraction to embed them"
-            config.refuse("use_bidirectional_attention", True, wanted)
+            name = "is_causal" if config.given("is_causal") is False else _BOTH_SIDES
+            wanted = f"{not config.given(name)}".lower() + " to continue texts: give --task "
+            config.refuse(name, config.given(name), f"{wanted}feature-extraction to embed them")
         return CausalLM(spec)
 
     return {
         "text-generation": generating,
-        "text-classification": lambda config: CausalClassifier(config, Decoder(specify(config))),
-        "feature-extraction": lambda config: CausalVectors(Decoder(specify(config))),
+        "text-classification": lambda config: CausalClassifier(config, Decoder(specified(config))),
+        "feature-extraction": lambda config: CausalVectors(Decoder(specified(config))),
     }

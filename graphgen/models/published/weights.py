@@ -14,6 +14,7 @@ from graphgen.parts import Part
 from graphgen.safetensors import Weight, read_header
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+_OTHERS = (".safetensors", ".bin", ".h5", ".msgpack", ".pt", ".pth")
 
 
 class Stack(NamedTuple):
@@ -54,7 +55,25 @@ def converted(given: Array, dtype: ir.DataType, name: str) -> Array:
     return array
 
 
+_WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+"""Names that torch puts into those of a module's weights: compiled, sharded, recomputed."""
+
+
 def read_weights(folder: Path) -> dict[str, Weight]:
+    """The tensors of a folder by name, without what torch has wrapped their modules in.
+
+    Raises GraphgenError as `_stored` does.
+    """
+    stored = _stored(folder)
+    parallel = all(name.startswith("module.") for name in stored)
+    found = {
+        ".".join(part for part in name.split(".")[parallel:] if part not in _WRAPPERS): weight
+        for name, weight in stored.items()
+    }
+    return found if len(found) == len(stored) else stored
+
+
+def _stored(folder: Path) -> dict[str, Weight]:
     """The tensors of model.safetensors, or of all files of its index, by name.
 
     Raises GraphgenError if there is neither, if a file is truncated or damaged, if a shard is
@@ -63,9 +82,17 @@ def read_weights(folder: Path) -> dict[str, Weight]:
     if present(folder / SINGLE):
         return {weight.name: weight for weight in read_header(folder / SINGLE)}
     if not present(folder / INDEX):
-        others = sorted(p.name for p in folder.glob("*") if p.suffix in (".bin", ".h5", ".pt"))
-        hint = f"; {', '.join(others)}: convert to safetensors first" if others else ""
-        raise GraphgenError(f"{folder} has no {SINGLE} and no {INDEX}{hint}")
+        others = sorted(p.name for p in folder.glob("*") if p.suffix in _OTHERS)
+        mend = "give the folder of a checkpoint"
+        if any(name.endswith(".safetensors") for name in others):
+            mend = "give the one of this model that name"
+        elif others:
+            mend = (
+                "reading them can run code: from_pretrained and save_pretrained of transformers, "
+                f"where you trust them, write {SINGLE}"
+            )
+        have = f", but {_shortened(others)}" if others else ""
+        raise GraphgenError(f"{folder} has no {SINGLE} and no {INDEX}{have}: {mend}")
     listed = read_json(folder / INDEX).get("weight_map")
     if not isinstance(listed, dict) or not all(isinstance(f, str) for f in listed.values()):
         raise GraphgenError(f"{folder / INDEX}: weight_map must give a file for each weight")
