@@ -103,6 +103,7 @@ def test_the_package_of_a_pass_installs_and_runs(
     assert re.sub(version, "", explained) == re.sub(version, "", told)
 
 
+@pytest.mark.exhaustive
 def test_the_commands_of_other_optimizers_have_these_counterparts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

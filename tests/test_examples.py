@@ -51,6 +51,7 @@ LONG = ("bottleneck", "dates", "extrapolation", "heads", "norms", "parallel", "s
 MARKS = {name: [pytest.mark.exhaustive] * (name in LONG) for name in NEEDS}
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS[name]) for name in NEEDS])
 def test_an_example_runs(
     name: str,

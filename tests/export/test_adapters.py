@@ -206,6 +206,7 @@ def test_a_tied_head_leaves_its_table_alone(model: Path, tmp_path: Path) -> None
     assert trainer.evaluate([BATCH]) == pytest.approx(loss, rel=1e-5)
 
 
+@pytest.mark.exhaustive
 def test_dropout_is_of_training_only(model: Path, tmp_path: Path) -> None:
     trainer = trained(model, tmp_path / "art", LoRA("query|value", 2, dropout=0.5))
     again = trained(model, tmp_path / "again", LoRA("query|value", 2, dropout=0.5))

@@ -161,6 +161,7 @@ def flags(product: ir.Node) -> dict[str, int]:
     return {name: product.attributes.get_int(name, 0) for name in ("transA", "transB")}
 
 
+@pytest.mark.exhaustive
 def test_a_wrong_interface_is_found(
     folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,6 +219,7 @@ def found_in(made: Prepared, output: Path) -> Step | None:
     return steps[0] if steps else None
 
 
+@pytest.mark.exhaustive
 def test_what_writes_artifacts_stays_right_at_each_site(tmp_path: Path) -> None:
     """Each site is compared by itself, recomputation and the official form as a whole."""
 

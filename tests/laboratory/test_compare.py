@@ -116,6 +116,7 @@ def test_the_report_is_what_the_schema_says(bert, cached):
     assert kinds["leave_one_out"] == kinds["only"] == len(set(passes))
 
 
+@pytest.mark.exhaustive
 def test_counts_and_errors_are_what_plain_tools_find(bert, tmp_path):
     """Nodes, sites, what the session makes of it, and errors, of the baseline and the result."""
     feeds = {

@@ -38,6 +38,7 @@ def where_installed(name):
     return pytest.param(name, [name], marks=pytest.mark.skipif(not find_spec(name), reason=reason))
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize(
     ("library", "names"),
     [
@@ -58,6 +59,7 @@ def test_what_they_write_computes_the_same(library, names, tmp_path, monkeypatch
     assert left <= {".onnx", ".data"}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(newest_opset() < 23, reason="its older versions find no attention here at all")
 def test_transformers_is_told_heads_and_type(tmp_path, monkeypatch):
     """Without heads it fuses no attention here; what it lacks itself is told."""

@@ -73,7 +73,7 @@ def check_file_agrees(
         assert old.shape == new.shape and relative_rms(old[seen], new[seen]) < ROUNDING
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(5)
 @pytest.mark.parametrize(("family", "path"), EXPORTS)
 def test_every_site_is_found_and_torch_agrees(family: str, path: Path) -> None:
     model = gg.load(path)
