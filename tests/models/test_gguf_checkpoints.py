@@ -26,6 +26,7 @@ from graphgen.models.published.config import Config
 from graphgen.models.published.gguf import open_gguf
 from graphgen.models.published.gguf_like import differences
 from graphgen.models.published.gguf_names import config_fields, read_gguf
+from graphgen.models.published.gguf_splits import SPLITS
 from graphgen.models.published.gguf_tokenizer import tokenizer_files
 from graphgen.passes.training.adapters import linears
 from graphgen.passes.training.by_row import quantized_linears, weight_of
@@ -292,6 +293,36 @@ def test_a_vocabulary_of_merges_stays_one(pre: str, tmp_path: Path) -> None:
     composed = made.encode("e\u0301").tokens == made.encode("é").tokens
     assert composed == (pre == "qwen2")
     assert made.decode(made.encode("abc é 12\n ab").ids) == "abc é 12\n ab"
+
+
+@pytest.mark.parametrize(
+    ("pre", "parts"),
+    [
+        ("gpt-4o", "Hello World's ĠIT's Ġ 123 4 Ġa /b"),
+        ("tekken", "Hello World 's ĠIT 's Ġ 1 2 3 4 Ġa /b"),
+        ("llama3", "HelloWorld 's ĠIT 's Ġ 123 4 Ġa /b"),
+    ],
+)
+def test_texts_are_cut_as_where_their_vocabulary_was_learned(pre: str, parts: str) -> None:
+    model = {"type": "BPE", "vocab": {}, "merges": []}
+    how = {"pre_tokenizer": {"type": "Sequence", "pretokenizers": SPLITS[pre]}, "model": model}
+    cut: Any = Tokenizer.from_str(json.dumps(how)).pre_tokenizer
+    assert " ".join(part for part, _ in cut.pre_tokenize_str("HelloWorld's IT's 1234 a/b")) == parts
+
+
+def test_a_file_that_does_not_say_how_texts_are_cut(tmp_path: Path) -> None:
+    fields: dict[str, Any] = {
+        "model": "gpt2",
+        "tokens": ["a"],
+        "token_type": [1],
+        "merges": ["a b"],
+    }
+    for arch in ("gpt2", "llama"):
+        named = {"general.architecture": arch, **{f"{OWN}{n}": x for n, x in fields.items()}}
+        gguf(tmp_path / f"{arch}.gguf", named, {})
+        told = "is not a pair of tokens" if arch == "gpt2" else "tokenizer.ggml.pre is None"
+        with pytest.raises(GraphgenError, match=told):
+            tokenizer_files(open_gguf(tmp_path / f"{arch}.gguf"))
 
 
 def test_rotary_factors_become_a_configuration_and_are_compared_with_one(tmp_path: Path) -> None:

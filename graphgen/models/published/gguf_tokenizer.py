@@ -12,33 +12,10 @@ import numpy as np
 from graphgen.errors import GraphgenError
 from graphgen.models.published.gguf import Gguf, open_gguf
 from graphgen.models.published.gguf_names import config_fields
+from graphgen.models.published.gguf_splits import NFC, PLAIN, SPLITS, WHOLE
 
 _FIELD = "tokenizer.ggml."
 _UNKNOWN, _CONTROL, _OWN, _BYTE = 2, 3, 4, 6  # types
-_TIKTOKEN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{%s}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-_PLAIN = {**_BYTES, "use_regex": False}
-_THREES = ("llama-bpe", "dbrx", "smaug-bpe", "glm4", "chatglm-bpe")  # digits by three
-_ONES = ("smollm", "starcoder", "refact", "command-r")
-
-
-def _split(pattern: str) -> dict[str, Any]:
-    part: dict[str, Any] = json.loads('{"type": "Split", "behavior": "Isolated", "invert": false}')
-    return part | {"pattern": {"Regex": pattern}}
-
-
-SPLITS: dict[str, list[dict[str, Any]]] = {
-    "gpt-2": [_BYTES],
-    **{key: [_split(_TIKTOKEN % "1,3"), _PLAIN] for key in _THREES},
-    **{key: [_split(_TIKTOKEN % "1"), _PLAIN] for key in ("qwen2", "deepseek-r1-qwen")},
-    **{key: [{"type": "Digits", "individual_digits": True}, _BYTES] for key in _ONES},
-}
-"""How texts are cut before their bytes are merged, by tokenizer.ggml.pre."""
-_NFC = ("qwen2", "deepseek-r1-qwen", "command-r")  # compose letters and accents first
-_WHOLE = ("llama-bpe",)  # take a piece that is a token as it is, and begin texts with BOS
 
 
 @contextmanager
@@ -72,7 +49,9 @@ def tokenizer_files(file: Gguf) -> dict[str, dict[str, Any]]:
     Raises GraphgenError for others, and for fields that do not fit together.
     """
     own = {n.removeprefix(_FIELD): x for n, x in file.fields.items() if n.startswith(_FIELD)}
-    kind, pre, tokens = own.get("model"), own.get("pre", "gpt-2"), own.get("tokens")
+    kind, pre, tokens = own.get("model"), own.get("pre"), own.get("tokens")
+    if pre is None and file.fields.get("general.architecture") == "gpt2":
+        pre = "gpt-2"  # the oldest files do not say; those of other models had it wrong
     if kind in (None, "none") or tokens is None:
         return {}
     known = {"llama": [None], "gpt2": list(SPLITS)}
@@ -101,9 +80,9 @@ def tokenizer_files(file: Gguf) -> dict[str, dict[str, Any]]:
         "truncation": None,
         "padding": None,
         "added_tokens": added,
-        **(parts or _bytes(file, own, vocabulary, pre)),
+        **(parts or _bytes(file, own, vocabulary, str(pre))),
     }
-    begins = own.get("add_bos_token", kind == "llama" or pre in _WHOLE)
+    begins = own.get("add_bos_token", kind == "llama" or pre in WHOLE)
     made["post_processor"] = _post(
         named["bos"] if begins else None,
         named["eos"] if own.get("add_eos_token", False) else None,
@@ -145,11 +124,11 @@ def _bytes(file: Gguf, own: dict[str, Any], vocabulary: dict[str, int], pre: str
     if wrong:
         what = f"has {' '.join(wrong[0])!r:.40}, which is not a pair of tokens"
         raise GraphgenError(f"{file.path}: {_FIELD}merges {what}; give --like DIR")
-    model = {"type": "BPE", "vocab": vocabulary, "merges": pairs, "ignore_merges": pre in _WHOLE}
+    model = {"type": "BPE", "vocab": vocabulary, "merges": pairs, "ignore_merges": pre in WHOLE}
     return {
-        "normalizer": {"type": "NFC"} if pre in _NFC else None,
+        "normalizer": {"type": "NFC"} if pre in NFC else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": SPLITS[pre]},
-        "decoder": _PLAIN,
+        "decoder": PLAIN,
         "model": model,
     }
 
