@@ -123,8 +123,21 @@ def test_embeddings_are_the_means_of_the_vectors(encoder, data, tmp_path):
     assert pq.read_schema(out).field("embedding").type == pa.list_(pa.float32())
 
 
+@needs_ray
+def test_ray_is_started_where_it_does_not_run_and_stopped_again(encoder, data, tmp_path):
+    import ray
+
+    assert not ray.is_initialized()
+    assert batch.map_file(encoder, data, tmp_path / "out.parquet", engine="ray", workers=1) == 150
+    assert not ray.is_initialized()
+
+
 @pytest.mark.parametrize("engine", ["local", pytest.param("ray", marks=needs_ray)])
-def test_rows_are_read_from_every_kind_of_table(engine, encoder, tmp_path):
+def test_rows_are_read_from_every_kind_of_table(engine, encoder, tmp_path, request):
+    kinds = ["a.jsonl", "a.csv", "a.parquet", "a.arrow", "saved"]
+    if engine == "ray":  # which takes lines or slices, whatever they come from
+        request.getfixturevalue("cluster")
+        kinds = ["a.jsonl", "saved"]
     rows = [{"text": " ".join(WORDS[1 : 2 + i % 7]), "n": str(i)} for i in range(70)]
     table = pa.Table.from_pylist(rows)
     folder = tmp_path / "saved"
@@ -137,7 +150,7 @@ def test_rows_are_read_from_every_kind_of_table(engine, encoder, tmp_path):
     with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as f, pa.ipc.new_file(f, table.schema) as w:
         w.write_table(table)
     found = []
-    for name in ("a.jsonl", "a.csv", "a.parquet", "a.arrow", "saved"):
+    for name in kinds:
         out = tmp_path / "out.parquet"
         how = {"engine": engine, "batch": 2, "workers": 2}
         assert batch.map_file(encoder, tmp_path / name, out, **how) == 70
