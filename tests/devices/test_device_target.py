@@ -34,6 +34,9 @@ MOVED = {"Transpose", "Gather"}
 ROUNDED = {"falcon, alibi": {"Cast"}}
 """What rounds to bfloat16, as transformers does: WebGPU has no such type."""
 
+NAMES = [name for name in ARCHITECTURES if name != "transformer-big"]
+"""Of architectures; ALL=1 tries every one, else every third is tried."""
+
 SOME = ["smollm3", "mixtral", "gemma2", "cohere2", "glm4", "gptj", "bloom"]
 """Decoders that differ in positions, norms, feed-forward or attention; ALL=1 tries every one."""
 
@@ -57,7 +60,7 @@ def check(
         assert relative_rms(exact[where], result[where]) < 1e-5
 
 
-@pytest.mark.parametrize("name", [n for n in ARCHITECTURES if n != "transformer-big"])
+@pytest.mark.parametrize("name", NAMES if "ALL" in os.environ else NAMES[::3])
 def test_every_architecture_stays_on_the_device(there: There, name: str) -> None:
     sizes = {size: n for size, n in SHORT.items() if size in find(name).sizes()}
     specs, feeds = find(name).specs(**sizes), feeds_of(name)
