@@ -277,7 +277,7 @@ class Engine:
             model = returning(self._evaluation, outputs, self.who)
             self._evaluators[outputs] = self._feeder(model, {})
         loss, *others = self._run(self._evaluators[outputs], batch, number, 0, checked)
-        return _number(loss), others
+        return _number(loss), others[: len(outputs)]  # the file itself may return more
 
     def one_update(self, group: Sequence[Batch], number: int, rate: Schedule) -> dict[str, float]:
         """One update from batches, from `number` on: that of all as one batch.

@@ -174,6 +174,10 @@ def test_other_outputs_are_there_if_the_artifacts_were_asked_for_them(tmp_path):
         update(one, x, labels)
         found = gg.Session(one.export_model_for_inferencing(tmp_path / "m.onnx"))
         assert [*found.outputs] == ["kinds", *asked]
+        trainer = gg.Trainer(tmp_path / "art", threads=1)
+        assert trainer.evaluate([{"x": x, "labels": labels}]) > 0
+        predicted = trainer.predict([{"x": x, "labels": labels}])
+        assert {*predicted} == {"kinds", *asked}
     wanted = gg.Session(model)(x=x)[1]
     assert not np.allclose(found(x=x)[1], wanted)  # the trained body
     with pytest.raises(GraphgenError, match=r"outputs has 'size'; .*did you mean 'sizes'"):

@@ -18,7 +18,7 @@ from small_models import pretend_no_placement
 import graphgen as gg
 from graphgen import commands, nn, ops
 from graphgen.autodiff import grad
-from graphgen.errors import GraphgenError
+from graphgen.errors import GraphgenError, GraphgenWarning
 from graphgen.export.artifacts import artifacts
 from graphgen.export.checkpoint import Checkpoint
 from graphgen.export.optimizers import SGD, AdamW, Group
@@ -830,9 +830,34 @@ def test_schedules():
         name = "cosine" if "steps" in wrong else "constant" if "rate" not in wrong else "noam"
         with pytest.raises(GraphgenError, match=f"schedule {name} with rate"):
             schedule.named(name, **{**sizes, **wrong})
-    for make in (schedule.linear, schedule.cosine):
+    for make in (schedule.linear, schedule.cosine, schedule.polynomial):
         with pytest.raises(GraphgenError, match="below steps"):
             make(1.0, warmup=5, steps=5)
+        with pytest.warns(GraphgenWarning, match="the only step has the rate 0"):
+            make(1.0, warmup=0, steps=1)
+
+
+def test_schedules_of_several_cycles_powers_and_roots():
+    again = schedule.cosine(2.0, warmup=2, steps=10, final=1.0, cycles=2)
+    assert [again(t) for t in (1, 2, 4, 6, 8, 10, 11)] == pytest.approx([1, 2, 1.5, 2, 1.5, 1, 1])
+    power = schedule.polynomial(2.0, warmup=2, steps=10, final=1.0, power=2.0)
+    assert [power(t) for t in (1, 2, 6, 10, 11)] == pytest.approx([1.0, 2.0, 1.25, 1.0, 1.0])
+    straight = schedule.polynomial(2.0, warmup=2, steps=10)
+    linear = schedule.linear(2.0, warmup=2, steps=10)
+    assert [straight(t) for t in range(1, 13)] == [linear(t) for t in range(1, 13)]
+    root = schedule.inverse_sqrt(2.0, warmup=4)
+    assert [root(t) for t in (1, 4, 16)] == [0.5, 2.0, 1.0]
+    own = {"rate": 2.0, "warmup": 4, "steps": 9, "features": None}
+    assert schedule.named("inverse_sqrt", **own)(16) == 1.0
+    assert repr(again).endswith("steps=10, final=1.0, cycles=2)")
+    for make, told in (
+        (lambda: schedule.inverse_sqrt(1.0, warmup=0), "warmup must be at least 1"),
+        (lambda: schedule.polynomial(1.0, warmup=0, steps=2, power=0.0), "power must be positive"),
+        (lambda: schedule.cosine(1.0, warmup=0, steps=2, cycles=0), "cycles is 0"),
+        (lambda: schedule.cosine(1.0, warmup=0, steps=2, final=-1.0), r"cosine\(final=-1.0\)"),
+    ):
+        with pytest.raises(GraphgenError, match=told):
+            make()
 
 
 def test_the_last_checkpoint_is_written_once(folder, tmp_path, monkeypatch):

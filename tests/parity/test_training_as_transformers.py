@@ -1,0 +1,166 @@
+"""Rates, updates and averages next to torch's optimizers and transformers' schedules, 50 steps."""
+
+import copy
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphgen as gg
+
+torch = pytest.importorskip("torch", reason="needs torch: make parity")
+transformers = pytest.importorskip("transformers", reason="needs transformers: make parity")
+pytestmark = pytest.mark.parity
+STEPS, RATE = 50, 1e-2
+SCHEDULES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "linear": ({}, {}),
+    "cosine": ({}, {}),
+    "cosine_with_restarts": ({"cycles": 3}, {"num_cycles": 3}),
+    "polynomial": ({"final": 1e-4, "power": 2.0}, {"lr_end": 1e-4, "power": 2.0}),
+    "constant_with_warmup": ({}, {}),
+    "inverse_sqrt": ({}, {}),
+}
+
+
+@pytest.mark.parametrize("warmup", [0, 5, 60])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_rates_are_transformers_one_update_earlier(name: str, warmup: int) -> None:
+    ours, theirs = SCHEDULES[name]
+    own = name.removesuffix("_with_warmup").removesuffix("_with_restarts")
+    sized = own not in ("constant", "inverse_sqrt")
+    if (sized and warmup > STEPS) or (own == "inverse_sqrt" and not warmup):
+        with pytest.raises(gg.GraphgenError, match="warmup must be at least"):
+            getattr(gg.schedule, own)(RATE, warmup=warmup, **({"steps": STEPS} if sized else {}))
+        return
+    schedule = getattr(gg.schedule, own)(
+        RATE, warmup=warmup, **ours, **({"steps": STEPS} if sized else {})
+    )
+    sgd = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=RATE)
+    scheduler = transformers.get_scheduler(
+        name, sgd, warmup, STEPS if sized else None, scheduler_specific_kwargs=theirs
+    )
+    for step in range(1, STEPS + 1):
+        sgd.step()
+        scheduler.step()
+        assert schedule(step) == pytest.approx(sgd.param_groups[0]["lr"], abs=1e-7 * RATE)
+
+
+class Net(torch.nn.Module):  # type: ignore[misc, name-defined]
+    """Labels of tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.fc1 = torch.nn.Embedding(20, 8), torch.nn.Linear(8, 16)
+        self.norm, self.fc2 = torch.nn.LayerNorm(16), torch.nn.Linear(16, 5)
+
+    def forward(self, ids: Any) -> Any:
+        return self.fc2(self.norm(torch.nn.functional.gelu(self.fc1(self.embed(ids)))))
+
+
+def batches() -> list[dict[str, Any]]:
+    """Eight, with labels that do not count, the last one smaller."""
+    random = np.random.default_rng(0)
+    found = []
+    for rows in (4,) * 7 + (2,):
+        labels = random.integers(0, 5, (rows, 6))
+        labels[random.random((rows, 6)) < 0.3] = -100
+        found.append({"ids": random.integers(0, 20, (rows, 6)), "labels": labels})
+    return found
+
+
+def grouped(module: Any) -> list[dict[str, Any]]:
+    """As transformers does: biases and norms do not decay. `fc2` has a tenth of the rate."""
+    found = []
+    for name, parameter in module.named_parameters():
+        decay = {"weight_decay": 0.0} if "bias" in name or "norm" in name else {}
+        found.append({"params": [parameter], "factor": 0.1 if "fc2" in name else 1.0, **decay})
+    return found
+
+
+GROUPS = (gg.Group("fc2", rate=0.1),)
+CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "adamw": (
+        gg.AdamW(weight_decay=0.1, no_decay="bias|norm", groups=GROUPS),
+        lambda m: torch.optim.AdamW(grouped(m), weight_decay=0.1),
+        {},
+    ),
+    "epsilon, betas": (
+        gg.AdamW(epsilon=1e-3, betas=(0.8, 0.95)),
+        lambda m: torch.optim.AdamW(m.parameters(), eps=1e-3, betas=(0.8, 0.95)),
+        {"ema": 0.95},
+    ),
+    "adam": (
+        gg.AdamW(weight_decay=0.0),
+        lambda m: torch.optim.Adam(m.parameters()),
+        {},
+    ),
+    "clipped sums": (
+        gg.AdamW(clip_norm=0.5),
+        lambda m: torch.optim.AdamW(m.parameters()),
+        {"clip": 0.5, "accumulate": 3, "ema": 0.9},
+    ),
+    "sgd": (
+        gg.SGD(clip_norm=0.3),
+        lambda m: torch.optim.SGD(m.parameters()),
+        {"clip": 0.3},
+    ),
+    "nesterov": (
+        gg.SGD(momentum=0.9, nesterov=True, weight_decay=0.05),
+        lambda m: torch.optim.SGD(m.parameters(), momentum=0.9, nesterov=True, weight_decay=0.05),
+        {"accumulate": 4},
+    ),
+    "momentum": (
+        gg.SGD(momentum=0.9, clip_norm=0.3, weight_decay=0.05),
+        lambda m: torch.optim.SGD(m.parameters(), momentum=0.9, weight_decay=0.05),
+        {"clip": 0.3},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_updates_are_torchs(case: str, tmp_path: Path) -> None:
+    ours, make, how = CASES[case]
+    torch.manual_seed(0)
+    module, data, accumulate = Net(), batches(), how.get("accumulate", 1)
+    example, sizes = {"ids": torch.zeros(2, 6, dtype=torch.long)}, {"ids": {0: "rows"}}
+    model = gg.from_torch(module, example, output_names=["logits"], dynamic_shapes=sizes)
+    gg.artifacts(model, tmp_path / "art", optimizer=ours, profile="stock")
+    schedule = gg.schedule.linear(RATE, warmup=5, steps=STEPS)
+    options = {"accumulate": accumulate, "ema": how.get("ema"), "threads": 1}
+    trainer = gg.Trainer(tmp_path / "art", schedule=schedule, **options)
+    history = trainer.fit(data, steps=STEPS, progress=False)
+    twin, stream = copy.deepcopy(module), itertools.cycle(data)
+    optimizer, average = make(twin), copy.deepcopy(module)
+    for step, line in enumerate(history, 1):
+        group = list(itertools.islice(stream, accumulate))
+        count = sum(int((batch["labels"] != -100).sum()) for batch in group)
+        optimizer.zero_grad()
+        loss = 0.0
+        for batch in group:
+            logits, labels = twin(torch.tensor(batch["ids"])), torch.tensor(batch["labels"])
+            one = torch.nn.functional.cross_entropy(
+                logits.flatten(0, 1), labels.flatten(), reduction="sum"
+            )
+            (one / count).backward()
+            loss += one.item() / count
+        if "clip" in how:
+            torch.nn.utils.clip_grad_norm_(twin.parameters(), how["clip"])
+        for own in optimizer.param_groups:
+            own["lr"] = schedule(step) * own.get("factor", 1.0)
+        optimizer.step()
+        kept = min(how.get("ema") or 0.0, (1 + step) / (10 + step))
+        with torch.no_grad():
+            for mean, new in zip(average.parameters(), twin.parameters(), strict=True):
+                mean.lerp_(new, 1 - kept)
+        assert line["loss"] == pytest.approx(loss, rel=1e-6)
+        assert line["learning_rate"] == schedule(step)
+    for name, parameter in twin.named_parameters():
+        found = trainer.parameters[name]
+        np.testing.assert_allclose(found, parameter.detach(), atol=1e-6, rtol=0, err_msg=name)
+    if how.get("ema"):
+        session = gg.Session(trainer.export(model, tmp_path / "mean.onnx"), threads=1)
+        with torch.no_grad():
+            wanted = average(torch.tensor(data[0]["ids"])).numpy()
+        np.testing.assert_allclose(session(ids=data[0]["ids"])[0], wanted, atol=1e-5)
