@@ -141,8 +141,8 @@ def named(
             return make(3e-4 if rate is None else rate, warmup=warmup, steps=steps)
     raise GraphgenError(
         f"schedule {name} with rate {rate}, steps {steps}, features {features}: noam takes features"
-        " and no rate; constant and inverse_sqrt take a rate; linear and cosine take a rate and the "
-        "number of steps"
+        " and no rate; constant and inverse_sqrt take a rate; linear and cosine take a rate and "
+        "the number of steps"
         f"{user_line()}"
     )
 

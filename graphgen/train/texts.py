@@ -233,7 +233,11 @@ class Texts:
             yield self._table.where(number), row
 
     def _split(
-        self, names: Sequence[str], limit: int | None, optional: Sequence[str] = ()
+        self,
+        names: Sequence[str],
+        limit: int | None,
+        optional: Sequence[str] = (),
+        end: int | None = None,
     ) -> Iterator[Tokens | None]:
         """The tokens of the texts in these columns of each row, joined; None for an empty one."""
 
@@ -244,7 +248,7 @@ class Texts:
                 empty = not all(parts[: len(names)])
                 yield None if empty else Text(where, parts)
 
-        return self.tokenizer.encode(texts(), limit)
+        return self.tokenizer.encode(texts(), limit, end=end)
 
     def _texts(self, names: Sequence[str]) -> Iterator[Sample | None]:
         return map(_shifted, self._split(names, self._more))
@@ -258,8 +262,7 @@ class Texts:
                 yield Text(where, [whole], spans) if completion else None
 
         eos = self.tokenizer.wanted("eos_token")
-        for tokens in self.tokenizer.encode(texts(), self._more):
-            yield None if tokens is None else _shifted(_ended(tokens, eos, self._more))
+        return map(_shifted, self.tokenizer.encode(texts(), self._more, end=eos))
 
     def _chat(self, names: Sequence[str]) -> Iterator[Sample | None]:
         def texts() -> Iterator[Text | None]:
@@ -284,14 +287,13 @@ class Texts:
         assert self.target is not None
         sizes = [size for size in (self.limit, self._fixed(self.target)) if size is not None]
         limit = min(sizes, default=None)
-        both = [self._split([names[0]], self.limit), self._split([names[1]], limit)]
+        both = [self._split([names[0]], self.limit), self._split([names[1]], limit, end=eos)]
         for one, other in zip(*both, strict=True):
             if one is None or other is None:
                 yield None
             else:
-                labels, _, _, cut = _ended(other, eos, limit)
-                target = np.concatenate([[start], labels[:-1]])
-                yield Sample(one.ids, labels, one.types, target, one.cut + cut)
+                target = np.concatenate([[start], other.ids[:-1]])
+                yield Sample(one.ids, other.ids, one.types, target, one.cut + other.cut)
 
     def _labeled(self, names: Sequence[str]) -> Iterator[Sample | None]:
         given = [name for name in names if name == "text_pair"]
@@ -422,20 +424,6 @@ def _text(where: str, name: str, row: Mapping[str, Any]) -> str:
     if text is not None and not isinstance(text, str):
         raise GraphgenError(f"{where}: {name!r} is {text!r:.40}; give a text")
     return text or ""
-
-
-def _ended(tokens: Tokens, eos: int, limit: int | None) -> Tokens:
-    """Tokens and the one that ends them, which counts, unless they were cut."""
-    ids, types, counted, cut = tokens
-    if cut:
-        return tokens
-    if len(ids) and ids[-1] == eos:
-        return tokens._replace(counted=np.append(counted[:-1], True))
-    if limit is not None and len(ids) == limit:
-        return tokens._replace(cut=1)
-    last = types[-1:] if len(types) else np.zeros(1, types.dtype)
-    ids = np.append(ids, np.int32(eos))
-    return Tokens(ids, np.append(types, last), np.append(counted, True))
 
 
 def _shifted(tokens: Tokens | None) -> Sample | None:

@@ -82,16 +82,29 @@ class Tokenizer:
         return found
 
     def encode(
-        self, texts: Iterable[Text | None], limit: int | None, *, special: bool = True
+        self,
+        texts: Iterable[Text | None],
+        limit: int | None,
+        *,
+        special: bool = True,
+        end: int | None = None,
     ) -> Iterator[Tokens | None]:
         """The tokens of each text, at most `limit`, with what the post-processor adds if `special`.
 
-        None for None. Raises GraphgenError for a text that the tokenizer cannot split.
+        The token `end` ends each, and counts, unless the text's end was cut. None for None. Raises
+        GraphgenError for a text that the tokenizer cannot split.
         """
-        cutting, source = self._cutting(limit, special), iter(texts)
+        cutting, source, room = self._cutting(limit, special), iter(texts), limit
+        left = cutting is not None and cutting.truncation["direction"] == "left"
+        added = self.whole.encode("", add_special_tokens=special).ids
+        if left and limit is not None and end is not None and added[-1:] != [end]:
+            room = limit - 1
+            cutting.enable_truncation(room, direction="left")
         while span := list(itertools.islice(source, _SPAN)):
             given = [text for text in span if text is not None]
-            found = self._encode(given, limit, cutting, special)
+            found = self._encode(given, room, cutting, special)
+            if end is not None:
+                found = (_ended(tokens, end, limit, left) for tokens in found)
             yield from (None if text is None else next(found) for text in span)
 
     def _encode(
@@ -122,12 +135,28 @@ class Tokenizer:
         return tokenizer(self.folder, limit=limit, vocabulary=1 << 31)
 
 
+def _ended(tokens: Tokens, end: int, limit: int | None, left: bool) -> Tokens:
+    """Tokens and the one that ends them, which counts, unless their end was cut, not the `left`."""
+    ids, types, counted, cut = tokens
+    if cut and not left:
+        return tokens
+    if len(ids) and ids[-1] == end:
+        return tokens._replace(counted=np.append(counted[:-1], True))
+    if limit is not None and len(ids) == limit:
+        return tokens._replace(cut=1)
+    last = types[-1:] if len(types) else np.zeros(1, types.dtype)
+    ids = np.append(ids, np.int32(end))
+    return Tokens(ids, np.append(types, last), np.append(counted, True), cut)
+
+
 def _inside(offsets: Spans, spans: Spans | None) -> Array:
     """Which tokens have characters of these parts of the text, bool (T)."""
     if spans is None:
         return np.ones(len(offsets), bool)
     found = np.zeros(len(offsets), bool)
     starts, ends = np.array(offsets, np.int64).reshape(-1, 2).T
+    # Byte-level tokenizers may trim blanks off: a token of blanks is then empty, at its end.
+    starts = np.minimum(starts, np.maximum(ends - 1, 0))
     for first, last in spans:
         found |= (starts < ends) & (starts < last) & (ends > first)
     return found

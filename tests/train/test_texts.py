@@ -120,6 +120,43 @@ def test_the_end_of_a_completion_stands_once(samples):
         samples({"prompt": "w1", "completion": " w2"}, eos_token=None)
 
 
+def test_a_text_that_is_cut_on_the_left_has_its_end(samples):
+    """transformers' truncation_side: the end of the text is still there, and is learned."""
+    row = {"prompt": "w1 w2", "completion": " w3 w4"}
+    for limit, labels in (
+        (5, [-100, -100, W + 3, W + 4, EOS]),
+        (4, [-100, W + 3, W + 4, EOS]),
+        (3, [W + 3, W + 4, EOS]),
+        (2, [W + 4, EOS]),
+    ):
+        found, report = samples(row, max_length=limit, truncation_side="left")
+        assert found["labels"] == [labels] and found["input_ids"][0][0] == BOS
+        assert report.cut_tokens == 5 - limit
+    rows = {"source": "w1", "target": "w2 w3 w4"}
+    start = {"decoder_start_token_id": PAD}
+    how = {"single": "$A </s>", "config": start, "truncation_side": "left", "max_length": 3}
+    assert samples(rows, inputs=TARGETS, **how)[0]["labels"] == [[W + 3, W + 4, EOS]]
+
+
+@pytest.mark.parametrize("trim", [False, True])
+def test_blanks_of_a_completion_are_learned(trim, tmp_path):
+    """Byte-level tokenizers may trim blanks off what they say a token covers: GPT-NeoX's does."""
+    pieces = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, trim_offsets=trim)
+    alphabet = ["</s>", *sorted(pieces.alphabet())]
+    made = tokenizers.Tokenizer(tokenizers.models.BPE({c: i for i, c in enumerate(alphabet)}, []))
+    made.pre_tokenizer = pieces
+    made.post_processor = tokenizers.processors.ByteLevel(trim_offsets=trim)
+    (tmp_path / "tokens").mkdir()
+    made.save(str(tmp_path / "tokens/tokenizer.json"))
+    (tmp_path / "tokens/tokenizer_config.json").write_text('{"eos_token": "</s>"}')
+    texts = Texts(tmp_path / "tokens", MASKED, len(alphabet))
+    row = {"prompt": "if  x:", "completion": "\n    y  = 1 "}
+    columns = texts.columns(open_table(write_lines(tmp_path / "a.jsonl", row)))
+    labels = columns["labels"][0]
+    kept = [alphabet[label] for label in labels if label != -100]
+    assert "".join(kept) == "ĊĠĠĠĠyĠĠ=Ġ1Ġ</s>" and (labels[:5] == -100).all()
+
+
 TARGETS = dict.fromkeys(
     ["input_ids", "attention_mask", "decoder_input_ids", "decoder_attention_mask", "labels"], TOKENS
 )
