@@ -94,12 +94,13 @@ class Tokenizer:
         The token `end` ends each, and counts, unless the text's end was cut. None for None. Raises
         GraphgenError for a text that the tokenizer cannot split.
         """
-        cutting, source, room = self._cutting(limit, special), iter(texts), limit
-        left = cutting is not None and cutting.truncation["direction"] == "left"
-        added = self.whole.encode("", add_special_tokens=special).ids
-        if left and limit is not None and end is not None and added[-1:] != [end]:
-            room = limit - 1
-            cutting.enable_truncation(room, direction="left")
+        cutting, source, room, left = self._cutting(limit, special), iter(texts), limit, False
+        if cutting is not None and limit is not None and end is not None:
+            left = cutting.truncation["direction"] == "left"
+            added = self.whole.encode("", add_special_tokens=special).ids
+            if left and added[-1:] != [end]:
+                room = limit - 1
+                cutting.enable_truncation(room, direction="left")
         while span := list(itertools.islice(source, _SPAN)):
             given = [text for text in span if text is not None]
             found = self._encode(given, room, cutting, special)
