@@ -58,11 +58,7 @@ def _compare(who: str, model: ir.Model, session: Session, call: Call, *, example
                 warn(f"{who} is not compared with its model, as a call of it fails: {error}")
             return
         if changed and _differences(model, wanted, state.run(call, restored=False)[0]):
-            raise GraphgenError(
-                f"{who}: each call changes {changed[0]}, and the next one computes another result; "
-                "a graph keeps nothing from one call to the next: make it an input and an output"
-                f"{user_line()}"
-            )
+            raise _keeps(who, f"changes {changed[0]}, and the next one computes another result")
         try:
             got = session(feeds)
         except GraphgenError as error:
@@ -75,11 +71,17 @@ def _compare(who: str, model: ir.Model, session: Session, call: Call, *, example
                 f"{who}: its model does not run{at}, where the module does: {error}; give "
                 f"dynamic_shapes for the axes that vary only{user_line()}"
             ) from error
-        apart = _differences(model, wanted, got)
-        if apart and state.in_training:
+        apart, moved = _differences(model, wanted, got), list[str]()
+        if state.in_training:
             with contextlib.suppress(Exception):
-                other = _differences(model, state.run(call, parts=True)[0], got)
-                apart = other and apart
+                other, moved = state.run(call, parts=True)
+                apart = apart and _differences(model, other, got)
+                state.disturb(moved)
+                if not _differences(model, other, state.run(call, parts=True, restored=False)[0]):
+                    moved = []
+        if moved:
+            what = f"in training mode changes {moved[0]}, and the next one reads it"
+            raise _keeps(who, what, "give the module in evaluation mode, or ")
         if apart and _differences(model, wanted, state.run(call, seed=1)[0]):
             warn(f"{who} is not compared with its model, as it draws random numbers")
             return
@@ -89,6 +91,13 @@ def _compare(who: str, model: ir.Model, session: Session, call: Call, *, example
             f"{'; '.join(apart)}. Torch's exporter is at fault: write that part of the module in "
             f"other operators, or export it with another version of torch{user_line()}"
         )
+
+
+def _keeps(who: str, what: str, mend: str = "") -> GraphgenError:
+    return GraphgenError(
+        f"{who}: each call {what}; a graph keeps nothing from one call to the next: {mend}make it "
+        f"an input and an output{user_line()}"
+    )
 
 
 class _State:
@@ -119,6 +128,16 @@ class _State:
             results = call.module(*given[0], **given[1])
         changed = [n for n, (b, _) in self._buffers.items() if not torch.equal(b, before[n])]
         return [_array(x) for x in _tensors(results)], changed
+
+    def disturb(self, names: Sequence[str]) -> None:
+        """Put other numbers into buffers, to see what reads them."""
+        import torch
+
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            for buffer in (self._buffers[name][0] for name in names):
+                floats = buffer.is_floating_point()
+                buffer.copy_(torch.randn_like(buffer) if floats else buffer + 1)
 
     def restore(self, *, buffers: bool = True) -> None:
         for part, mode in self._modes.items():

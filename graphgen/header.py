@@ -48,6 +48,57 @@ def mentions(model: str | os.PathLike[str] | bytes, text: bytes) -> bool:
         return data.find(text) >= 0
 
 
+def turns_for_vector(model: str | os.PathLike[str] | bytes) -> bool:
+    """Whether the main graph multiplies a transposed matrix by what may be a vector.
+
+    Only names, shapes, and the nodes that this is about are parsed.
+    """
+    if isinstance(model, bytes):
+        return _turns_for_vector(model)
+    with (
+        regular(path_of(model, "Session")).open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+    ):
+        return _turns_for_vector(data)
+
+
+def _turns_for_vector(data: bytes | mmap.mmap) -> bool:
+    if data.find(b"Transpose") < 0:
+        return False
+    graph, tensor = onnx.GraphProto, onnx.TensorProto
+    parts = [
+        (kind, start, end)
+        for number, _, first, last in _fields(data, 0, len(data))
+        if number == onnx.ModelProto.GRAPH_FIELD_NUMBER
+        for kind, _, start, end in _fields(data, first, last)
+    ]
+    texts = (data[start:end] for kind, start, end in parts if kind == graph.NODE_FIELD_NUMBER)
+    nodes = [onnx.NodeProto.FromString(x) for x in texts if b"Transpose" in x or b"MatMul" in x]
+    turned = {node.output[0] for node in nodes if node.op_type == "Transpose" and _swaps(node)}
+    products = [node for node in nodes if node.op_type == "MatMul"]
+    vectors = {node.input[1] for node in products if node.input[0] in turned}
+    for kind, start, end in parts if vectors else ():
+        name, rank = "", 1
+        if kind == graph.INITIALIZER_FIELD_NUMBER:
+            known = (tensor.DIMS_FIELD_NUMBER, tensor.NAME_FIELD_NUMBER)
+            fields = _fields(data, start, end)
+            weight = tensor.FromString(b"".join(data[a:b] for n, a, _, b in fields if n in known))
+            name, rank = weight.name, len(weight.dims)
+        elif kind in (graph.INPUT_FIELD_NUMBER, graph.VALUE_INFO_FIELD_NUMBER):
+            value = onnx.ValueInfoProto.FromString(data[start:end])
+            shaped = value.type.tensor_type
+            name, rank = value.name, len(shaped.shape.dim) if shaped.HasField("shape") else 1
+        if rank != 1:
+            vectors.discard(name)
+    return bool(vectors)
+
+
+def _swaps(transpose: onnx.NodeProto) -> bool:
+    """Whether it may swap the last two axes alone."""
+    perm = [n for attribute in transpose.attribute for n in attribute.ints]
+    return perm == [*range(len(perm) - 2), len(perm) - 1, len(perm) - 2] if perm else True
+
+
 def digest_of(data: bytes) -> str:
     """A hash of a serialized model without its metadata; nothing is parsed or copied."""
     found, metadata = hashlib.blake2b(digest_size=4), onnx.ModelProto.METADATA_PROPS_FIELD_NUMBER

@@ -15,7 +15,7 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from graphgen.errors import GraphgenError, near, warn
-from graphgen.header import mentions
+from graphgen.header import mentions, turns_for_vector
 from graphgen.processor import FITS, processor
 from graphgen.providers import (
     CPU,
@@ -46,6 +46,12 @@ _FAST_BITS = {onnx.TensorProto.INT4, onnx.TensorProto.UINT4}
 """Of these the product that does not round x is about as fast as that of floats."""
 
 _HEEDED = ("ENABLE_EXTENDED", "ENABLE_LAYOUT", "ENABLE_ALL")  # levels at which that option works
+
+DISABLED = "optimization.disable_specified_optimizers"
+"""The session option that names the runtime's optimizers to disable, with ; between them."""
+
+_TURNS = "MatmulTransposeFusion"
+"""That which makes a FusedMatMul of a product with a transposed operand."""
 
 _OF_CUDA = "ep.cuda."
 """How options of the CUDA provider begin, such as use_tf32: unless that is 1, products of float32
@@ -245,6 +251,14 @@ def keep_integers(
     if needs is not None:
         effect = "runs exactly by slower kernels" if exact else "gives wrong numbers"
         warn(f"{who}: the file needs {needs}; on this processor ({processor()}) it {effect}")
+
+
+def keep_vectors(model: str | os.PathLike[str] | bytes, settings: dict[str, Any]) -> None:
+    """Keep the runtime from a fusion of Aᵀ v, v a vector, that it gets wrong (1.20 to 1.32)."""
+    level = str(settings.get("graph_optimization_level", "ENABLE_ALL")).upper()
+    disabled = str(settings.get(DISABLED, ""))
+    if level.endswith(_HEEDED) and _TURNS not in disabled and turns_for_vector(model):
+        settings[DISABLED] = ";".join(filter(None, [disabled, _TURNS]))
 
 
 def _keep_floats(

@@ -21,7 +21,14 @@ from graphgen.arrays import as_array
 from graphgen.display import fields, listed, on_screen
 from graphgen.errors import GraphgenError, warn
 from graphgen.header import read_header
-from graphgen.opening import keep_integers, open_session, session_options, unknown
+from graphgen.opening import (
+    DISABLED,
+    keep_integers,
+    keep_vectors,
+    open_session,
+    session_options,
+    unknown,
+)
 from graphgen.plan import Plan, TensorType
 from graphgen.processor import INT8_KEY, processor
 from graphgen.providers import (
@@ -45,9 +52,6 @@ _Sizes = dict[str, tuple[int, str]]  # of symbolic dimensions, and the array it 
 OPTIONS_KEY = "graphgen.session_options"
 """Model metadata: the options to open a session with, as JSON."""
 
-DISABLED = "optimization.disable_specified_optimizers"
-"""The session option that names the runtime's optimizers to disable, with ; between them."""
-
 QUIET = {"session.force_spinning_stop": "1"}
 """For sessions that run in turn: idle threads of one would take the cores of the next."""
 
@@ -66,7 +70,9 @@ class Session:
     processor would cut off sums of int8 and the file does not say that they fit;
     session.disable_quant_qdq=1 where that fails, and where the runtime takes integers without a
     zero point for unsigned ones; either this or session.qdq_matmulnbits_accuracy_level=1 where it
-    would round the floats that it multiplies by restored weights; the runtime. The keys
+    would round the floats that it multiplies by restored weights; the runtime. Where the file
+    multiplies a transposed matrix by a vector, MatmulTransposeFusion is disabled, which is wrong
+    there. The keys
     execution_order, enable_mem_pattern, enable_mem_reuse, graph_optimization_level and
     intra_op_num_threads set that attribute of the runtime's SessionOptions; every other key is a
     session config entry.
@@ -102,6 +108,7 @@ class Session:
         if threads is not None:
             settings["intra_op_num_threads"] = str(threads)
         keep_integers(self._who, ort, model, metadata.get(INT8_KEY), settings, provider)
+        keep_vectors(model, settings)
         asked, config = session_options(self._who, ort, settings)
         if profile is not None:
             asked.enable_profiling, asked.profile_file_prefix = True, profile

@@ -56,7 +56,7 @@ from graphgen.ops.norm import layer_normalization, rms_normalization
 from graphgen.ops.reduce import reduce_max, reduce_mean, reduce_min, reduce_prod, reduce_sum
 from graphgen.ops.sizes import sizes_vector
 from graphgen.ops.softmax import log_softmax, softmax
-from graphgen.recognize.axes import LAYOUT, Axis, Dim, Dims, View, leaves, size_in
+from graphgen.recognize.axes import LAYOUT, Axis, Dim, Dims, View, leaves, permutation_of, size_in
 from graphgen.recognize.scores import PRODUCTS, multiplied, operand_of
 from graphgen.record import current_tape
 from graphgen.traits import Trait
@@ -431,6 +431,23 @@ def contraction(node: ir.Node) -> Rewrite | Miss | None:
     made = [*left[:-1], *dims(columns)]
     result = View(matmul(rows_of_a, columns_of_b), made, made).arranged(dims(*out), views)
     return None if result is None else Rewrite(result, present_inputs(node), equation)
+
+
+@canonical(matmul)
+def vector_in_front(node: ir.Node) -> Rewrite | None:
+    """Aᵀ v = v A, of a vector v.
+
+    The runtime makes one operator of the left form, whose kernel is wrong (onnxruntime 1.20 to
+    1.32): `graphgen.targets.kernels.REFUSED`.
+    """
+    a, v = present_inputs(node)
+    turn = produced_by(a, transpose)
+    if turn is None or v.shape is None or len(v.shape) != 1:
+        return None
+    perm = permutation_of(turn)
+    if len(perm) < 2 or perm != [*range(len(perm) - 2), len(perm) - 1, len(perm) - 2]:
+        return None
+    return Rewrite(matmul(Value(v), adopt(turn.inputs[0])), [a, v], "v A", may_share=True)
 
 
 def _has_size(x: ir.Value, place: int, size: int | ir.SymbolicDim) -> bool:

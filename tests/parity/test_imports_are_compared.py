@@ -127,3 +127,31 @@ def test_outputs_have_names_of_their_own(names: list[str] | None) -> None:
     for wrong in (["a", "b", "c", "d"], ["a", "a"], ["a", "b", "x"]):
         with pytest.raises(GraphgenError, match="output_names"):
             gg.from_torch(Twice(), X, output_names=wrong)
+
+
+class Counted(torch.nn.Module):  # type: ignore[misc, name-defined]
+    """A mean that training moves, and that only evaluation reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(6, 4)
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x: Any) -> Any:
+        y = self.linear(x)
+        if not self.training:
+            return y - self.mean
+        self.mean.lerp_(y.detach().mean(0), 0.1)
+        return y - y.mean(0)
+
+
+def test_buffers_that_training_moves_and_reads() -> None:
+    """The vectors of a spectral norm, which have converged, so that the next call seems equal."""
+    norm = torch.nn.utils.parametrizations.spectral_norm(torch.nn.Linear(6, 8))
+    kept, x = {n: b.clone() for n, b in norm.named_buffers()}, torch.randn(3, 6)
+    told = r"in training mode changes .*_u, and the next one reads it; .* in evaluation mode"
+    with pytest.raises(GraphgenError, match=told):
+        gg.from_torch(norm.train(), x)
+    assert all(torch.equal(b, kept[n]) for n, b in norm.named_buffers())
+    gg.from_torch(norm.eval(), x)
+    gg.from_torch(Counted().train(), x)

@@ -220,12 +220,19 @@ def _transposed_product(graph: ir.Graph, node: ir.Node) -> Rewrite | None:
     inputs, flags = list(map(adopt, node.inputs)), dict[str, Any]()
     for i, letter in enumerate("AB"):
         made = produced_by(inputs[i], ops.transpose)
-        if made is not None and swaps_last(made) and not (letter == "A" and _is_narrow(node)):
+        apart = letter == "A" and (_is_narrow(node) or _reads_vector(node))
+        if made is not None and swaps_last(made) and not apart:
             inputs[i], flags[f"trans{letter}"] = adopt(made.inputs[0]), 1
     floats = node.outputs[0].dtype is ir.DataType.FLOAT
     if not flags or not floats or node.graph is not graph:
         return None
     return Rewrite(ops.fused_matmul(*inputs, **flags), inputs, ", ".join(flags), may_share=True)
+
+
+def _reads_vector(product: ir.Node) -> bool:
+    """Whether the right operand may be a vector, for which the kernel reads A as it is."""
+    shape = product.inputs[1].shape if product.inputs[1] is not None else None
+    return shape is None or len(shape) == 1
 
 
 def _is_narrow(product: ir.Node) -> bool:
