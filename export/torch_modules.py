@@ -20,7 +20,7 @@ from graphgen.errors import GraphgenError, near, user_line
 from graphgen.export.outputs import SIGNATURE
 from graphgen.export.read import load
 from graphgen.export.torch_results import Call, expect_same
-from graphgen.graph import NAMES_OF, ORIGIN
+from graphgen.graph import NAMES_OF, ORIGIN, SCALARS
 from graphgen.passes.training.batch_norms import is_norm, note
 from graphgen.passes.training.dropouts import RATE, in_inference, is_site
 from graphgen.places import block_of
@@ -221,6 +221,9 @@ def _name(model: ir.Model, module: Any) -> None:
     buffers = dict.fromkeys((n for n, _ in module.named_buffers()), "a buffer")
     frozen |= {name: what for name, what in buffers.items() if name in graph.initializers}
     model.metadata_props[ORIGIN] = json.dumps({"frozen": frozen, "tied": tied}, sort_keys=True)
+    shapes = {name: graph.initializers[name].shape for name in kept}
+    if scalars := sorted(n for n, s in shapes.items() if s is not None and not len(s)):
+        graph.metadata_props[SCALARS] = json.dumps(scalars)
     graph.meta[NAMES_OF] = partial(_names_of, kept)
 
 

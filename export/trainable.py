@@ -20,6 +20,7 @@ from graphgen.errors import GraphgenError, warn
 from graphgen.graph import (
     NAMES_OF,
     ORIGIN,
+    TORCH_KIND,
     constant,
     fixed_values,
     is_constant_name,
@@ -40,8 +41,6 @@ _EXPORT = (
 )
 
 _TAKE_NORMS = (ops.conv, ops.conv_transpose, ops.gemm)  # into which exporters fold a norm
-
-_KIND = "pkg.torch.export.graph_signature.InputSpec.kind"  # of what torch's exporter writes
 
 Parts: TypeAlias = str | Callable[..., Any] | Sequence[str | Callable[..., Any]]
 """Some weights of a model: a regular expression, searched in their names, one whole name, a module
@@ -295,7 +294,8 @@ class _Uses:
         self.blocks = sorted({*map(block_of, nodes)} - {""})
         path = self.name.replace("/", ".")
         self._own = [b for b in self.blocks if path.startswith(f"{b}.")]
-        self.renamed = bool(self.blocks) and "." not in path and not self._own
+        torchs = value.metadata_props.get(TORCH_KIND) == "PARAMETER"  # so is the name
+        self.renamed = bool(self.blocks) and "." not in path and not (self._own or torchs)
         size = None if value.shape is None else [*value.shape]
         self.is_folded_constant = self.renamed and size is not None and all(d == 1 for d in size)
         self._in_product = any(has(node, Trait.PRODUCT) for node in _through_views(nodes))
@@ -364,7 +364,7 @@ def _origin(model: ir.Model) -> tuple[dict[str, str], dict[str, list[str]]]:
     found = {
         name: "a buffer"
         for name, value in model.graph.initializers.items()
-        if value.metadata_props.get(_KIND, "").endswith("BUFFER")
+        if value.metadata_props.get(TORCH_KIND, "").endswith("BUFFER")
     }
     try:
         noted = json.loads(model.metadata_props.get(ORIGIN, "{}"))

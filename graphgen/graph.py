@@ -17,6 +17,9 @@ from graphgen.subgraphs import nodes_of
 from graphgen.traits import Trait, has
 from graphgen.value import Tensor, Value, adopt, graph_value
 
+TORCH_KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
+"""Metadata of initializers in which torch's exporter says that one is a PARAMETER or a BUFFER."""
+
 SCALARS = "graphgen.scalars"
 """Graph metadata: the names of parameters without dimensions, as JSON."""
 
@@ -184,8 +187,8 @@ def parameters(graph: ir.Graph) -> dict[str, ir.Value]:
     """The float initializers that are weights, by name: what training changes.
 
     A weight is named by its module or exporter. Our own constants are called constant_N, and those
-    of a file are nodes in it. A float scalar is a constant unless `build` noted it as a parameter;
-    so are a norm's statistics and the initial state of a recurrence.
+    of a file are nodes in it. A float scalar is a constant unless `build`, or torch's exporter,
+    noted it as a parameter; so are a norm's statistics and the initial state of a recurrence.
     """
     scalars = json.loads(graph.metadata_props.get(SCALARS, "[]"))
     fixed = fixed_values(graph)
@@ -196,5 +199,10 @@ def parameters(graph: ir.Graph) -> dict[str, ir.Value]:
         and not is_constant_name(name)
         and not value.meta.get(CONSTANT)
         and value not in fixed
-        and (value.shape is None or len(value.shape) > 0 or name in scalars)
+        and (
+            value.shape is None
+            or len(value.shape) > 0
+            or name in scalars
+            or value.metadata_props.get(TORCH_KIND) == "PARAMETER"
+        )
     }

@@ -12,6 +12,8 @@ from graphgen.errors import GraphgenError
 from graphgen.expansion import check_expansion
 from graphgen.files import path_of, regular
 
+_TURN, _PRODUCT = b"Transpose", b"MatMul"  # as they stand in a file
+
 
 def read_header(model: object) -> tuple[str, onnx.ModelProto]:
     """Return a name for messages, and the model without its nodes and weights.
@@ -63,7 +65,7 @@ def turns_for_vector(model: str | os.PathLike[str] | bytes) -> bool:
 
 
 def _turns_for_vector(data: bytes | mmap.mmap) -> bool:
-    if data.find(b"Transpose") < 0:
+    if data.find(_TURN) < 0:
         return False
     graph, tensor = onnx.GraphProto, onnx.TensorProto
     parts = [
@@ -73,9 +75,9 @@ def _turns_for_vector(data: bytes | mmap.mmap) -> bool:
         for kind, _, start, end in _fields(data, first, last)
     ]
     texts = (data[start:end] for kind, start, end in parts if kind == graph.NODE_FIELD_NUMBER)
-    nodes = [onnx.NodeProto.FromString(x) for x in texts if b"Transpose" in x or b"MatMul" in x]
-    turned = {node.output[0] for node in nodes if node.op_type == "Transpose" and _swaps(node)}
-    products = [node for node in nodes if node.op_type == "MatMul"]
+    nodes = [onnx.NodeProto.FromString(x) for x in texts if _TURN in x or _PRODUCT in x]
+    turned = {n.output[0] for n in nodes if n.op_type.encode() == _TURN and _swaps(n)}
+    products = [node for node in nodes if node.op_type.encode() == _PRODUCT]
     vectors = {node.input[1] for node in products if node.input[0] in turned}
     for kind, start, end in parts if vectors else ():
         name, rank = "", 1

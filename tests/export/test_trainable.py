@@ -327,6 +327,27 @@ def test_what_the_maker_says_of_weights(tmp_path):
         trained(path)
 
 
+def test_a_scalar_that_torch_calls_a_parameter_is_trained(tmp_path):
+    """Such as the scale of CLIP's logits; other scalars of a file are constants."""
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 18]>
+        g (float[b, 4] x) => (float[b, 4] y)
+        <float[4, 4] w = {1.0}, float scale = {2.0}, float eps = {0.5}> {
+            h = MatMul (x, w) s = Mul (h, scale) y = Add (s, eps) }""")
+    del model.graph.initializer[:]
+    for name, shape in (("w", (4, 4)), ("scale", ()), ("eps", ())):
+        array = np.full(shape, 0.5, np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+        value = onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
+        if name != "eps":
+            kind = value.metadata_props.add()
+            kind.key = "pkg.torch.export.graph_signature.InputSpec.kind"
+            kind.value = "PARAMETER"
+        model.graph.value_info.append(value)
+    onnx.save(model, tmp_path / "m.onnx")
+    assert trained(tmp_path / "m.onnx") == ["w", "scale"]
+    assert told(tmp_path / "m.onnx")["eps"] == "a constant"
+
+
 CONV = {"stem.weight": normal(4, 3, 1, 1), "stem.bias": normal(4)}
 
 

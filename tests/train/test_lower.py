@@ -114,6 +114,26 @@ def test_a_gelu_that_is_calculated_again_shares_its_gradients_factor(tmp_path: P
             np.testing.assert_allclose(one, other, 1e-5, 1e-6 * np.abs(other).max(initial=0.0))
 
 
+class Largest(gg.nn.Module):
+    """The largest of each feature, after a Gelu."""
+
+    def __init__(self) -> None:
+        self.up, self.head = gg.nn.Linear(6, 16), gg.nn.Linear(16, 3)
+
+    def __call__(self, x: Any) -> Any:
+        h = gg.ops.gelu(self.up(x)) * 0.7
+        return {"logits": self.head(gg.ops.reduce_max(h, axis=1))}
+
+
+def test_a_gelu_is_calculated_as_before_where_it_is_compared(tmp_path: Path) -> None:
+    """A maximum has its gradient where x equals it: rounded otherwise, nothing would."""
+    artifacts(gg.build(Largest(), x=gg.float32["n", 40, 6]), tmp_path / "art")
+    model = ir.from_proto(onnx.load(tmp_path / "art/training_model.onnx"))
+    assert [node.op_type for node in model.graph].count("Gelu") == 2
+    [report] = run_passes(model, [Pass("share_factors", share_factors, "whole")], Engine())
+    assert not report.count("fired")
+
+
 def test_columns_are_copied_once_where_that_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two gradients share the copy of x; a wide h is left, and the copy is of g; logits stay."""
     text = """<ir_version: 8, opset_import: ["": 18]> g (float[n, 512] x, float[n, 1024] h,

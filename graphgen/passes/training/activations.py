@@ -35,6 +35,8 @@ def _again(place: dict[ir.Node, int], made: dict[ir.Node, Tensor], node: ir.Node
     x = node.inputs[0]
     if node.metadata_props.get(MARK) != "copy" or node not in place or x is None:
         return None
+    if _is_compared(node):
+        return None
     start = x.producer()
     if start is not None and start.metadata_props.get(MARK) == "start" and start.inputs[0]:
         x = start.inputs[0]
@@ -47,6 +49,15 @@ def _again(place: dict[ir.Node, int], made: dict[ir.Node, Tensor], node: ir.Node
     made |= dict.fromkeys(found, slope)
     reason = "with what its gradient reads"
     return Rewrite(adopt(x) * phi, [x], reason, may_share=True, untrimmed=True)
+
+
+def _is_compared(node: ir.Node) -> bool:
+    """Whether it is compared, or what is calculated again from it: with a maximum, to the bit."""
+    readers = [use.node for value in node.outputs for use in value.uses()]
+    return any(
+        is_a(one, ops.equal) or (one.metadata_props.get(MARK) == "copy" and _is_compared(one))
+        for one in readers
+    )
 
 
 def _slope(made: dict[ir.Node, Tensor], node: ir.Node) -> Rewrite | None:
