@@ -40,13 +40,12 @@ COPIED = (
     "additional_chat_templates/tool_use.jinja",
     "preprocessor_config.json",
     "modules.json",
-    "sentence_bert_config.json",
     "config_sentence_transformers.json",
 )
 """Files of a checkpoint that clients read in addition to the graph."""
 
-_OF_MODULES = ("[1-9]_*/config.json", "[1-9]_*/model.safetensors")
-"""What sentence-transformers reads of the modules that follow the graph, 1_Pooling and others."""
+_OF_MODULES = ("[1-9]_*/config.json", "[1-9]_*/model.safetensors", "sentence_*_config.json")
+"""What sentence-transformers reads of the graph, and of what follows it, 1_Pooling and others."""
 
 GENAI = "model.onnx"
 """Where genai_config.json says that the graph is."""

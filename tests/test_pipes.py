@@ -14,7 +14,7 @@ from graphgen.export.artifact_files import read_artifact
 from graphgen.export.checkpoint import Checkpoint
 from graphgen.export.rows import scan
 from graphgen.files import read_bytes, read_json
-from graphgen.models.published.folder import windows
+from graphgen.models.published.windows import windows
 
 
 @pytest.fixture(autouse=True)

@@ -74,11 +74,11 @@ class Results:
             self.score: Callable[[Any], Any] = ops.sigmoid if alone else ops.softmax
             if problem == "regression":
                 self.score = ops.identity
-            name = _activation(config)
+            name = _activation(folder, config)
             if name is not None and found == "text-classification":
                 if name.rpartition(".")[2] not in SCORES or not name.startswith("torch."):
                     raise GraphgenError(
-                        f"{folder / 'config.json'}: activation_fn is {name!r}; known are "
+                        f"{folder}: activation_fn is {name!r}; known are "
                         f"{', '.join(SCORES)} of torch.nn: remove it"
                     )
                 self.score = SCORES[name.rpartition(".")[2]]
@@ -104,9 +104,10 @@ class Results:
         ]
 
 
-def _activation(config: Mapping[str, Any]) -> str | None:
+def _activation(folder: Path, config: Mapping[str, Any]) -> str | None:
     """The activation after a cross-encoder, as new or old sentence-transformers note it."""
     noted = config.get("sentence_transformers")
-    named = noted.get("activation_fn") if isinstance(noted, dict) else None
+    named = settings(folder, "config_sentence_transformers.json").get("activation_fn")
+    named = named or (noted.get("activation_fn") if isinstance(noted, dict) else None)
     named = named or config.get("sbert_ce_default_activation_function")
     return None if named is None else str(named)

@@ -135,10 +135,11 @@ def _build_from(options: argparse.Namespace, folder: Path) -> None:
     from graphgen.files import read_json
     from graphgen.generation.config import read_fields
     from graphgen.graph import count_nodes
-    from graphgen.models.published.folder import context, windows
+    from graphgen.models.published.folder import context
     from graphgen.models.published.fresh import Head
     from graphgen.models.published.tokenizer_classes import class_remarks
     from graphgen.models.published.tokenizer_files import check_tokenizer
+    from graphgen.models.published.windows import windows
     from graphgen.quantize.folder import Quantized, quantized, reports
     from graphgen.quantize.kept import keep_bits
     from graphgen.quantize.prompts import LEAST

@@ -11,7 +11,7 @@ from graphgen.errors import GraphgenError
 from graphgen.generation.decoder import open_decoder
 from graphgen.graph import ModelLike
 from graphgen.measure.accuracy import divergence
-from graphgen.models.published.folder import windows
+from graphgen.models.published.windows import windows
 from graphgen.operands import Array
 
 Source: TypeAlias = "str | os.PathLike[str] | ModelLike"

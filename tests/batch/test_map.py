@@ -232,13 +232,18 @@ SCORES = {
 }
 
 
-@pytest.mark.parametrize("field", ["sentence_transformers", "sbert_ce_default_activation_function"])
+@pytest.mark.parametrize(
+    "field", ["sentence_transformers", "sbert_ce_default_activation_function", "a file of its own"]
+)
 @pytest.mark.parametrize("activation", SCORES)
 def test_cross_encoders_score_as_their_configuration_says(activation, field, tmp_path):
     """Two texts are one, by the tokenizer; its second half has types of its own."""
     folder, file = write(tmp_path / "relevance", Relevance()), tmp_path / "in.jsonl"
     config = json.loads((folder / "config.json").read_text()) | {"id2label": {"0": "LABEL_0"}}
     config[field] = {"activation_fn": activation} if field[1] == "e" else activation
+    if field[0] == "a":
+        noted = {"model_type": "CrossEncoder", "activation_fn": config.pop(field)}
+        (folder / "config_sentence_transformers.json").write_text(json.dumps(noted))
     (folder / "config.json").write_text(json.dumps(config))
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     parts = {"single": "$A", "pair": "$A w9 $B:1", "special_tokens": [("w9", 10)]}

@@ -17,6 +17,7 @@ from graphgen.commands import main
 from graphgen.export.checkpoint import Checkpoint
 from graphgen.models.published import FAMILIES, from_folder
 from graphgen.models.published.config import Config
+from graphgen.models.published.folder import context
 from graphgen.safetensors import read_header
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
@@ -210,6 +211,51 @@ def test_a_decoder_whose_configuration_is_not_causal_sees_both_sides(tmp_path: P
     windows = own.fields("cohere2")
     (folder / "config.json").write_text(json.dumps(windows | {"is_causal": False}))
     with pytest.raises(gg.GraphgenError, match="is_causal is False; it must be true with windows"):
+        from_folder(folder)
+
+
+SETTINGS, NOTES = "config_sentence_transformers.json", "sentence_distilbert_config.json"
+
+
+def test_embeddings_may_be_cut(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path, published_encoders, "mpnet", "Normalize")
+    whole, cut, more = (
+        run_plain(from_folder(folder).model, both())[1]
+        for size in (None, 5, 500)
+        if (folder / SETTINGS).write_text(json.dumps({"truncate_dim": size}))
+    )
+    np.testing.assert_array_equal(cut, whole[:, :5])
+    np.testing.assert_array_equal(more, whole)
+    (folder / SETTINGS).write_text('{"truncate_dim": 0}')
+    with pytest.raises(gg.GraphgenError, match="truncate_dim is 0; make it a size, or null"):
+        from_folder(folder)
+
+
+def test_what_sentence_transformers_notes_of_reading_texts(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path, published_encoders, "mpnet")
+    usual = {"method": "forward", "method_output_name": "last_hidden_state"}
+    notes: dict[str, Any] = {"transformer_task": TASK, "module_output_name": "token_embeddings"}
+    notes |= {"max_seq_length": 9, "do_lower_case": False, "modality_config": {"text": usual}}
+    (folder / NOTES).write_text(json.dumps(notes | {"processing_kwargs": {}, "model_args": {}}))
+    out = tmp_path / "out"
+    assert main(["build", str(folder), "-o", str(out)]) == 0
+    assert context(out) == 9
+    for more, told in (
+        ({"processing_kwargs": {"text": {"max_length": 8}}}, "does not have these fields: process"),
+        ({"modality_config": {"text": usual | {"method_output_name": "x"}}}, "modality_config is"),
+        ({"transformer_task": "fill-mask"}, "it must be 'feature-extraction'"),
+        ({"module_output_name": "sentence_embedding"}, "it must be 'token_embeddings'"),
+    ):
+        (folder / NOTES).write_text(json.dumps(notes | more))
+        with pytest.raises(gg.GraphgenError, match=told):
+            from_folder(folder)
+
+
+def test_a_cross_encoder_classifies(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path, published_encoders, "mpnet")
+    (folder / "modules.json").write_text("[]")
+    (folder / SETTINGS).write_text('{"model_type": "CrossEncoder"}')
+    with pytest.raises(gg.GraphgenError, match=r"classifier.dense.weight is missing"):
         from_folder(folder)
 
 

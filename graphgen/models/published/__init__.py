@@ -24,7 +24,7 @@ from graphgen.models.published.heads import Vectors
 from graphgen.models.published.packed import FewBits, unpacked_names
 from graphgen.models.published.packing import packing_of
 from graphgen.models.published.saved_as import other_head, own_code
-from graphgen.models.published.sentence import sentence_head
+from graphgen.models.published.sentence import EMBEDS as EMBEDS, classifies, sentence_head
 from graphgen.models.published.seq2seq import DECODER, ENCODER, CrossAttention
 from graphgen.models.published.weights import read_weights, stored_names
 from graphgen.nn.attention import Attention
@@ -38,7 +38,7 @@ _WITH_LOGITS_OF_TOKENS = (
     "automatic-speech-recognition",
 )
 
-EMBEDS = "feature-extraction"
+_CLASSIFIES = "text-classification"
 
 MODEL = "model.onnx"
 """What clients call the graph of a family that needs only one."""
@@ -109,9 +109,11 @@ def from_folder(
     if head is not None:
         config.replace(head.fields())
     family = find_family(config)
-    if task is None and EMBEDS in family.tasks and present(folder / "modules.json"):
-        task = EMBEDS  # a folder of sentence-transformers
-    chosen, task = task, task or next(iter(family.tasks))
+    chosen = task
+    if task is None and present(folder / "modules.json"):  # a folder of sentence-transformers
+        task = _CLASSIFIES if classifies(folder) else EMBEDS
+        task = task if task in family.tasks else None
+    task = task or next(iter(family.tasks))
     if task not in family.tasks:
         raise GraphgenError(
             f"{folder}: {config.model_type} has no task {task!r}; it has {', '.join(family.tasks)}"

@@ -6,26 +6,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from graphgen.errors import GraphgenError
-from graphgen.files import present, read_json, regular
-from graphgen.operands import Array
+from graphgen.files import present, read_json
 
 _POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_target_positions")
 _AFTER_PADDING = ("roberta", "xlm-roberta", "camembert", "mpnet")
 """Types whose positions begin after that of padding."""
 
-_LENGTH, _WINDOWS = 128, 384
-"""The tokens of a window of text, and the most windows that are read."""
-
 SPECIAL = [f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")]
 """The fields of tokenizer_config.json that name special tokens of any model."""
 
-_LENGTHS = {
-    "tokenizer_config.json": "model_max_length",
-    "sentence_bert_config.json": "max_seq_length",
-}
+NOTED = [
+    f"sentence_{kind}_config.json"
+    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+]
+"""What sentence-transformers may call its notes on how an encoder is read; the first one counts."""
 
 
 def settings(folder: Path, name: str) -> dict[str, Any]:
@@ -48,11 +43,18 @@ def positions(config: Mapping[str, Any]) -> Any:
     return size
 
 
+def notes(folder: Path) -> tuple[str, dict[str, Any]]:
+    """The file of `NOTED` that says something, and its fields."""
+    found = ((name, settings(folder, name)) for name in NOTED)
+    return next((one for one in found if one[1]), (NOTED[0], {}))
+
+
 def context(folder: Path) -> int | None:
     """The most tokens that a text may have, if a file says so."""
     sizes = [
         positions(settings(folder, "config.json")),
-        *(settings(folder, file).get(name) for file, name in _LENGTHS.items()),
+        settings(folder, "tokenizer_config.json").get("model_max_length"),
+        notes(folder)[1].get("max_seq_length"),
     ]
     real = (size for size in sizes if isinstance(size, int | float) and 1 <= size < math.inf)
     return min(map(int, real), default=None)
@@ -172,27 +174,3 @@ def encoded(who: str, tokenizer: Any, *texts: str, special: bool = True) -> Any:
             f"{who}: tokenizer.json does not split the text {texts[0]!r:.40}: {error}; "
             "give another text, or the file that belongs to the checkpoint"
         ) from error
-
-
-def windows(folder: Path, text: Path | None, who: str = "build") -> Array:
-    """The tokens of a text, in windows (N, T); no windows if `text` is None.
-
-    Raises GraphgenError for a file that is not text or is too short, or a folder without tokenizer.
-    """
-    if text is None:
-        return np.zeros((0, _LENGTH), np.int64)
-    try:
-        content = regular(text).read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise GraphgenError(f"{who}: {text} is not UTF-8: {error}; give a text file") from error
-    except OSError as error:
-        raise GraphgenError(f"{who}: {text} cannot be read: {error.strerror}") from error
-    reader = tokenizer(folder)
-    if reader is None:
-        raise GraphgenError(f"{who}: {folder} has no tokenizer.json, which --text needs")
-    ids = np.array(encoded(who, reader, content, special=False).ids, np.int64)
-    length = min(_LENGTH, context(folder) or _LENGTH)
-    if len(ids) < 2 * length:
-        raise GraphgenError(f"{who}: {text} has {len(ids)} tokens; give {2 * length} or more")
-    count = min(len(ids) // length, _WINDOWS)
-    return ids[: count * length].reshape(count, length)

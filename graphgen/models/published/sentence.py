@@ -12,13 +12,16 @@ from graphgen.errors import GraphgenError
 from graphgen.files import present, read_json
 from graphgen.models.published.config import Config
 from graphgen.models.published.family import Family
-from graphgen.models.published.folder import settings, tokenizer
+from graphgen.models.published.folder import notes, settings, tokenizer
 from graphgen.models.published.poolings import POOLINGS
 from graphgen.models.published.stages import STAGES, SentenceVectors, Stage
 from graphgen.models.published.weights import read_weights
 
 MODULES = ("Transformer", "Pooling", *STAGES)
 
+EMBEDS = "feature-extraction"
+_SETTINGS = "config_sentence_transformers.json"
+_OF_TEXTS = {"method": "forward", "method_output_name": "last_hidden_state"}
 _CAPITALS = "AZ\u00c0\u00dc\u010c\u0394\u0416\u10a0"  # of several alphabets, some with accents
 
 
@@ -59,12 +62,7 @@ def sentence_head(
     for _, name in entries[1:]:
         if Path(name).name != name:
             raise GraphgenError(f"{path}: {name!r} is not the name of a folder next to it")
-    noted = "sentence_bert_config.json"
-    if settings(folder, noted).get("do_lower_case") and not _lowers(folder):
-        raise GraphgenError(
-            f"{folder / noted}: do_lower_case is True, but clients of tokenizer.json do not read "
-            "it: make it part of the normalizer there, and False here"
-        )
+    _check_notes(folder)
     poolings = _poolings(folder, folder / entries[1][1] / "config.json", features)
     size, weights = features * len(poolings), dict[str, ir.TensorProtocol]()
     stages = list[Stage]()
@@ -80,7 +78,41 @@ def sentence_head(
             weights |= {f"head.stages.{len(stages)}.{n}": array for n, array in known.items()}
         size = stage.features
         stages.append(stage)
-    return SentenceVectors(poolings, stages), weights
+    return SentenceVectors(poolings, stages, _kept(folder)), weights
+
+
+def _check_notes(folder: Path) -> None:
+    """Raise GraphgenError for notes on how to read texts that the graph cannot heed."""
+    name, fields = notes(folder)
+    where = folder / name
+    config = _config(where, "Transformer", fields)
+    if config.take("do_lower_case", bool, False) and not _lowers(folder):
+        raise GraphgenError(
+            f"{where}: do_lower_case is True, but clients of tokenizer.json do not read "
+            "it: make it part of the normalizer there, and False here"
+        )
+    for field in ("max_seq_length", "tokenizer_name_or_path", "unpad_inputs"):
+        config.raw(field)
+    config.expect("transformer_task", EMBEDS)
+    config.expect("module_output_name", "token_embeddings")
+    known = config.raw("modality_config", {})
+    if not isinstance(known, dict) or known.get("text", _OF_TEXTS) != _OF_TEXTS:
+        config.refuse("modality_config", known, f"with {_OF_TEXTS} for text")
+    config.finish()
+
+
+def _kept(folder: Path) -> int | None:
+    """How many elements of an embedding sentence-transformers keeps, if it says so."""
+    file = folder / _SETTINGS
+    size = settings(folder, _SETTINGS).get("truncate_dim")
+    if size is not None and (type(size) is not int or size < 1):
+        raise GraphgenError(f"{file}: truncate_dim is {size!r:.60}; make it a size, or null")
+    return size
+
+
+def classifies(folder: Path) -> bool:
+    """Whether a folder of sentence-transformers is a cross-encoder."""
+    return settings(folder, _SETTINGS).get("model_type") == "CrossEncoder"
 
 
 def _lowers(folder: Path) -> bool:
@@ -107,7 +139,7 @@ def default_prompt(folder: Path) -> str:
 
     Raises GraphgenError if it names a prompt that does not exist.
     """
-    file = "config_sentence_transformers.json"
+    file = _SETTINGS
     named, prompts = (settings(folder, file).get(n) for n in ("default_prompt_name", "prompts"))
     if named is None:
         return ""

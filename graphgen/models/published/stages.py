@@ -76,14 +76,19 @@ STAGES: dict[str, type[Stage]] = {"Dense": Dense, "LayerNorm": LayerNorm, "Norma
 
 
 class SentenceVectors(nn.Module):
-    """The vectors of the tokens, and the sentence's: pooled, side by side, and what follows."""
+    """The vectors of the tokens, and the sentence's: pooled, side by side, and what follows.
 
-    def __init__(self, poolings: Sequence[str], stages: Sequence[Stage]):
-        self.poolings, self.stages = poolings, stages
+    Of the latter, the first `kept` elements are, if it is given.
+    """
+
+    def __init__(self, poolings: Sequence[str], stages: Sequence[Stage], kept: int | None = None):
+        self.poolings, self.stages, self.kept = poolings, stages, kept
 
     def __call__(self, x: Tensor, mask: Tensor, encoder: Any) -> dict[str, Tensor]:
         parts = [POOLINGS[name](x, mask) for name in self.poolings]
         y = parts[0] if len(parts) == 1 else ops.concat(*parts, axis=1)
         for stage in self.stages:
             y = stage(y)
+        if self.kept is not None:
+            y = ops.slice_(y, [0], [self.kept], [1])
         return {"last_hidden_state": x, "sentence_embedding": y}
