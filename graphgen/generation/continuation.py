@@ -322,7 +322,7 @@ class Continuation:
         if (grammar := self._grammar) is not None:
             allowed = [grammar(row, tokens) for row, tokens in zip(rows, new, strict=True)]
         whole = ([*old, *more] for old, more in zip(begin, new, strict=True))
-        options, alone = self.options, max(map(len, begin)) == 1
+        options, alone = self.options, max(map(len, self._begin)) == 1
         forced = options.forced_eos if step + 1 == self._most else ()
         if not forced and step == 0 and alone:
             forced = options.forced_bos

@@ -94,6 +94,15 @@ def test_guesses_change_no_token(
     assert found.speculation is not None and found.speculation.checked > 0
 
 
+def test_a_first_token_is_forced_for_all_rows_or_none(generator: Generator) -> None:
+    """As in transformers, which looks at the longest; guesses look at the tokens of each row."""
+    prompts: Any = [[3], PERIOD]
+    options: Any = {"max_new_tokens": 3, "forced_bos": [7]}
+    wanted = tokens(generator(prompts, **options))
+    assert wanted[0][0] != 7 and tokens(generator(prompts[:1], **options))[0][0] == 7
+    assert tokens(generator(prompts, speculate="prompt-lookup", **options)) == wanted
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_draft_model_changes_no_token(
     temperature: float, graph: Any, monkeypatch: pytest.MonkeyPatch

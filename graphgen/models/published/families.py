@@ -55,9 +55,17 @@ FAMILIES: dict[str, Family] = {
 """The families by the `model_type` of their configurations."""
 
 
+_PARTS = ("text_config", "llm_config", "vision_config", "audio_config")
+
+
 def find_family(config: Config) -> Family:
     """The family of a configuration; the error for an unknown one names the nearest and all."""
     if config.model_type not in FAMILIES:
+        if parts := [name for name in _PARTS if isinstance(config.given(name), dict)]:
+            raise GraphgenError(
+                f"{config.where}: {config.model_type!r} is a model of several parts, "
+                f"{', '.join(parts)}; there are clip and siglip of such: give one of text alone"
+            )
         raise GraphgenError(
             f"{config.where}: there is no model_type {config.model_type!r}; there are "
             f"{', '.join(FAMILIES)}{near(config.model_type, FAMILIES)}"
