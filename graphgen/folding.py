@@ -7,11 +7,14 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 from onnxscript.optimizer import _constant_folding
 
-from graphgen.graph import present_inputs
+from graphgen.graph import constant, present_inputs
+from graphgen.op import find_op
 from graphgen.subgraphs import detach
+from graphgen.traits import Trait, has
 
 # It prints a warning for each node that it leaves alone.
 logging.getLogger(_constant_folding.__name__).setLevel(logging.ERROR)
@@ -29,9 +32,12 @@ class _Folding(_constant_folding.FoldConstantsPass):
             return None
 
     def _prepare_folded_tensor(self, node: ir.Node, output_name: Any, output_array: Any) -> Any:
-        """None, so that the node stays, where onnx's reference sums int32 as int64."""
+        """None, so that the node stays, where onnx's reference may differ from the runtime."""
+        if not _is_sure(node, output_array):
+            return None
         wanted, given = node.outputs[0].dtype, getattr(output_array, "dtype", None)
         if wanted is not None and wanted.is_integer() and given is not None and given.kind in "iu":
+            # It sums int32 as int64.
             output_array = output_array if given == wanted.numpy() else None
         return super()._prepare_folded_tensor(node, output_name, output_array)
 
@@ -47,6 +53,33 @@ class _Folding(_constant_folding.FoldConstantsPass):
                 value.shape is None or len(value.shape) != 1 or any("-" in str(d) for d in held)
             ):
                 del known[value]
+
+
+def _is_sure(node: ir.Node, result: Any) -> bool:
+    """Whether the runtime, too, gives what onnx's reference gives.
+
+    Which number is the largest next to NaN, or the mean of none, each of them answers differently;
+    not so what moves numbers, or calculates with two of them. Nor are sums of integers alike that
+    a double cannot hold.
+    """
+    op, operands = find_op(node), [constant(x) for x in node.inputs]
+    whole = getattr(result, "dtype", np.dtype(bool)).kind in "iu"
+    if op is not None and whole and has(node, Trait.WHOLE_AS_FLOAT):
+        with np.errstate(all="ignore"):
+            exact = op.compute([np.asarray(x, np.float64) for x in operands], {})
+        return bool(np.all(np.abs(exact) < 1 << 53))
+    elementwise = op is not None and not op.composite and has(node, Trait.BROADCASTS)
+    if elementwise or has(node, Trait.MOVES | Trait.GENERATES):
+        return True
+    return all(x is None or (_is_tame(x) and (x.size or not np.size(result))) for x in operands)
+
+
+def _is_tame(x: Any) -> bool:
+    """Whether a sum of squares stays finite, and that of integers exact in a double."""
+    if x.dtype.kind not in "fiu":
+        return True
+    squares = float(np.square(x, dtype=np.float64).sum())
+    return squares <= np.finfo(x.dtype).max if x.dtype.kind == "f" else squares < 1 << 53
 
 
 def fold_constants(

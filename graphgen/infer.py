@@ -248,7 +248,7 @@ def _run_rules(node: ir.Node, context: ShapeInferenceContext) -> None:
             rule(context, node)
         except IndexError as error:  # of the library's alone: it looks at no rank before an axis
             raise ValueError("an operand has too few dimensions") from error
-        except OverflowError:  # casting a shape value to a dtype that cannot hold it
+        except (OverflowError, TypeError):  # casting a shape value to a dtype that cannot hold it
             pass
         return
     schema = schema_of(node.domain, node.op_type, version)

@@ -62,6 +62,8 @@ class Trait(enum.Flag):
     """Its axis is one of the result, which has one more than the operand."""
     REFERENCE_DIFFERS = enum.auto()
     """onnx's reference, which folds constants, differs from the runtime: infinities."""
+    WHOLE_AS_FLOAT = enum.auto()
+    """The runtime computes integers in float64, which has 53 bits; larger ones are not exact."""
     WRITES_OVER = enum.auto()
     """On the CPU it overwrites its first operand if it is the last to read it."""
     OMITS_EMPTY = enum.auto()

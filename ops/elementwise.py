@@ -111,9 +111,12 @@ def _(g: Tensor) -> Tensor:
     return neg(g)
 
 
-@primitive("Pow", traits=Trait.BROADCASTS)
+@primitive("Pow", traits=Trait.BROADCASTS | Trait.WHOLE_AS_FLOAT)
 def _pow(x: Tensor, exponent: TensorLike) -> Tensor:
-    """x ** exponent, in x's dtype."""
+    """x ** exponent, in x's dtype; of whole numbers in float64, as the runtime."""
+    if np.asarray(x).dtype.kind in "iu":
+        with np.errstate(all="ignore"):  # what is too large becomes the lowest number, as there
+            return np.power(np.asarray(x, np.float64), exponent).astype(numpy_dtype(x))
     y = np.power(x, exponent)
     if np.size(exponent) == 1 and np.all(np.equal(exponent, 0.5)):  # of which numpy takes the root
         y = np.where(np.equal(x, -np.inf), np.inf, y) + 0.0

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from graphgen.graph import constant, present_inputs, produced_by, scalar
+from graphgen.graph import constant, is_float, present_inputs, produced_by, scalar
 from graphgen.infer import from_converter, is_named, is_rounded, same_dim, same_shape, same_size
 from graphgen.match import Miss, Rewrite
 from graphgen.op import canonical, find_op, is_a, read_attributes
@@ -67,11 +67,15 @@ _NORMS = (softmax, log_softmax, layer_normalization, rms_normalization)
 
 @canonical(add, sub, mul, div, logical_and, logical_or)
 def neutral(node: ir.Node) -> Rewrite | None:
-    """x + 0 = x - 0 = x · 1 = x / 1 = x ∧ true = x ∨ false = x, if that keeps the shape."""
+    """x - 0 = x · 1 = x / 1 = x ∧ true = x ∨ false = x, and so x + 0 but for a float -0."""
     unit = {"Add": 0.0, "Sub": 0.0, "Or": 0.0}.get(node.op_type, 1.0)
     x, other = node.inputs
-    if x is None or scalar(other) != unit or not same_shape(x.shape, node.outputs[0].shape):
+    number = scalar(other)
+    if x is None or number != unit or not same_shape(x.shape, node.outputs[0].shape):
         return None
+    added = math.copysign(1.0, number) * (-1.0 if is_a(node, sub) else 1.0)
+    if is_a(node, add, sub) and added > 0 and is_float(x):
+        return None  # -0 + 0 is 0, and 1 / 0 is not 1 / -0
     return Rewrite(x, [x], f"{node.op_type} with {unit:g} changes nothing", may_share=True)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen.graph import constant, is_float, operator_name, present_inputs, produced_by, scalar
-from graphgen.infer import describe, same_dim
+from graphgen.infer import describe, same_dim, same_shape
 from graphgen.match import Miss
 from graphgen.op import find_op, is_a, read_attributes
 from graphgen.ops.elementwise import add, logical_and, logical_not, maximum, where
@@ -221,7 +221,10 @@ class Scores:
                 return Miss(f"the scores are at least {given}, wanted the lowest number or none")
             self.floor = True
         elif node.op_type in ("Add", "Sub"):
-            return self._add(node, node.inputs[1 - i], factor, capped)
+            x, bias = node.inputs[i], node.inputs[1 - i]
+            if x is not None and _is_zero(bias) and same_shape(x.shape, node.outputs[0].shape):
+                return None  # 0 and -0 have one exp
+            return self._add(node, bias, factor, capped)
         elif node.op_type == "Where":
             low = repeated_scalar(node.inputs[3 - i])
             if low is None or not _is_low(low * factor, node, -0.9e9) or capped:

@@ -411,3 +411,12 @@ def test_too_few_operands_of_an_operator_of_the_runtime_are_told() -> None:
         else:
             with pytest.raises(GraphgenError, match=message):
                 infer_model(model)
+
+
+def test_what_is_cast_to_8_bits_is_no_list_of_sizes() -> None:
+    """Which the library makes a tensor of, where numpy cannot."""
+    head = '<ir_version: 10, opset_import: ["": 21]> g () => (float8e5m2[2] y)'
+    nodes = "<uint64[2] x = {18446744073709551615, 7}> { y = Cast <to = 19> (x) }"
+    model = ir.from_proto(onnx.parser.parse_model(f"{head} {nodes}"))
+    infer_model(model)
+    assert describe(model.graph.outputs[0]) == "float8e5m2[2]"

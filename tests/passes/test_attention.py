@@ -96,10 +96,14 @@ def filled_mask(q: Any, k: Any, v: Any) -> Any:
     return merge(ops.softmax(ops.where(keep, s, LOWEST)) @ heads(v))
 
 
+def zero_bias(q: Any, k: Any, v: Any) -> Any:
+    return merge(ops.softmax(plain_scores(q, k) + 0.0) @ heads(v))
+
+
 @pytest.mark.parametrize(
     "body",
     [scale_on_scores, scale_on_query, scale_on_both, other_scale, exp_over_sum, split_batch_first,
-     nan_guard, filled_mask],
+     nan_guard, filled_mask, zero_bias],
 )  # fmt: skip
 def test_layouts(body: Any) -> None:
     model = build(body, primitives=True, q=Q, k=K, v=K)

@@ -39,9 +39,14 @@ def opposed(m: Any, x: Any, y: Any, other: Any = ops.logical_not) -> Any:
 
 
 CASES: dict[str, tuple[Any, dict[str, int]]] = {
-    "times one, plus zero": (lambda x: ops.exp(x * 1.0 + 0.0) / 1.0 - 0.0, {"Exp": 1}),
-    "zero that broadcasts stays": (lambda x: ops.exp(x) + np.zeros((3, 1, 1, 1), np.float32),
-                                   {"Exp": 1, "Add": 1}),
+    "times one, minus zero": (lambda x: ops.exp(x * 1.0 + -0.0) / 1.0 - 0.0, {"Exp": 1}),
+    "zero that is added to minus zero stays": (
+        lambda x: ops.cast(1.0 / (x * 0.0 + 0.0) > 0.0, to=FLOAT),
+        {"Mul": 1, "Add": 1, "Div": 1, "Greater": 1, "Cast": 1},
+    ),
+    "minus zero that is subtracted stays": (lambda x: ops.exp(x - -0.0), {"Sub": 1, "Exp": 1}),
+    "zero that broadcasts stays": (lambda x: ops.exp(x) - np.zeros((3, 1, 1, 1), np.float32),
+                                   {"Exp": 1, "Sub": 1}),
     "identity": (lambda x: ops.exp(ops.identity(x)), {"Exp": 1}),
     "cast to the same": (lambda x: ops.exp(ops.cast(x, to=ir.DataType.FLOAT)), {"Exp": 1}),
     "cast to another stays": (lambda x: ops.cast(x, to=ir.DataType.DOUBLE), {"Cast": 1}),

@@ -1,0 +1,59 @@
+"""What is computed ahead of the run is what the runtime computes in it."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+from small_models import run_plain
+
+import graphgen as gg
+
+FLOATS = np.array([0, np.inf, 1, 2.5, -np.inf, np.nan, -1], np.float32)
+WHOLE = np.array([3, -1, 2**62, 7, -(2**63), 2**53 + 1], np.int64)
+LOW = np.array([-(2**63) + 1], np.int64)
+
+KEPT = {
+    "a power that overflows": ("Pow", [LOW, np.array([2])]),
+    "a power of 54 bits": ("Pow", [np.array([94906267]), np.array(2.0, np.float32)]),
+    "a sum of 63 bits": ("ReduceSum", [WHOLE]),
+    "squares that overflow": ("ReduceSumSquare", [WHOLE]),
+    "the mean of none": ("ReduceMean", [FLOATS[:0]]),
+    "the largest next to NaN": ("ReduceMax", [FLOATS]),
+    "the place of the largest next to NaN": ("ArgMax", [FLOATS]),
+    "the largest of infinities": ("Hardmax", [FLOATS]),
+    "infinity times a slope": ("PRelu", [FLOATS, FLOATS[::-1]]),
+    "infinity without a limit below": ("Clip", [FLOATS, None, np.float32(1)]),
+    "one hot of a fraction": ("OneHot", [FLOATS, np.float32(3), FLOATS[2:4]]),
+}
+FOLDED = {
+    "a power": ("Pow", [np.array([-3, 1 << 26]), np.array(2)]),
+    "a power of floats": ("Pow", [FLOATS, np.float32(2)]),
+    "sizes": ("ReduceProd", [np.array([16, 1 << 20])]),
+    "infinity that moves": ("Tile", [FLOATS, np.array([2])]),
+    "infinity that is chosen": ("Where", [FLOATS > 1, FLOATS, FLOATS[:1]]),
+    "a sum with infinity": ("Add", [FLOATS, FLOATS[::-1]]),
+    "a mean": ("ReduceMean", [FLOATS[2:4]]),
+}
+
+
+@pytest.mark.parametrize("name", [*KEPT, *FOLDED])
+def test_what_is_folded_is_what_the_runtime_gives(name: str, tmp_path: Path) -> None:
+    operator, given = (KEPT | FOLDED)[name]
+    names = ["" if x is None else f"x{i}" for i, x in enumerate(given)]
+    held = [numpy_helper.from_array(x, n) for x, n in zip(given, names, strict=True) if n]
+    nodes = [
+        helper.make_node(operator, names, ["t"]),
+        helper.make_node("Expand", ["t", "n"], ["y"]),
+    ]
+    sizes = helper.make_tensor_value_info("n", onnx.TensorProto.INT64, [1])
+    graph = helper.make_graph(nodes, "g", [sizes], [onnx.ValueInfoProto(name="y")], held)
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    onnx.save(proto, tmp_path / "graph.onnx")
+    model, feeds = gg.load(tmp_path / "graph.onnx"), {"n": np.array([1])}
+    [wanted] = run_plain(model, feeds)
+    best = gg.optimize(model).model
+    [got] = run_plain(best, feeds)
+    assert np.array_equal(wanted, got, equal_nan=wanted.dtype.kind == "f")
+    assert [node.op_type for node in best.graph] == [operator] * (name in KEPT) + ["Expand"]
