@@ -66,7 +66,8 @@ def _is_sure(node: ir.Node, result: Any) -> bool:
     whole = getattr(result, "dtype", np.dtype(bool)).kind in "iu"
     if op is not None and whole and has(node, Trait.WHOLE_AS_FLOAT):
         with np.errstate(all="ignore"):
-            exact = op.compute([np.asarray(x, np.float64) for x in operands], {})
+            given = [x.astype(np.float64) for x in operands if x is not None]
+            exact = op.compute(given, {})
         return bool(np.all(np.abs(exact) < 1 << 53))
     elementwise = op is not None and not op.composite and has(node, Trait.BROADCASTS)
     if elementwise or has(node, Trait.MOVES | Trait.GENERATES):

@@ -1,7 +1,9 @@
 """Shapes of convolutions, pools, resized and padded images, where the libraries miss them."""
 
+import re
 from collections.abc import Iterable
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -57,8 +59,9 @@ def _pool(node: ir.Node, context: ShapeInferenceContext) -> None:
     """⌊(n - reach) / stride⌋ + 1 windows in n elements; reach is a window without its padding.
 
     The runtime rounds a negative quotient to 0: where n is less than reach, though by less than a
-    stride, there is one window. It refuses n = 0 unless there is another axis of 0. To round up, as
-    `ceil_mode` asks, it divides in float32, of which no formula of sizes holds.
+    stride, there is one window. It refuses n = 0 unless there is another axis of 0, by which n less
+    a reach of one stride gives none. To round up, as `ceil_mode` asks, it divides in float32, of
+    which no formula of sizes holds.
     """
     x, strides = node.inputs[0], node.attributes.get_ints("strides", ()) or ()
     if x is None or x.shape is None or max(strides, default=1) == 1:
@@ -70,18 +73,44 @@ def _pool(node: ir.Node, context: ShapeInferenceContext) -> None:
     apart = node.attributes.get_ints("dilations", None) or [1] * axes
     for i, stride in enumerate(strides):
         axis, reach = 2 + i, apart[i] * (windows[i] - 1) + 1 - pads[i] - pads[axes + i]
+        rest = [d for j, d in enumerate(x.shape.dims) if j != axis]
         known = exact and reach <= stride and node.outputs[0].shape is not None
-        others = ir.Shape([d for j, d in enumerate(x.shape.dims) if j != axis]).free_symbols()
+        known = known and not (reach == stride and any(_may_vanish(d, context) for d in rest))
+        others = ir.Shape(rest).free_symbols()
         own = ir.Shape([x.shape[axis]]).free_symbols()
         together = others & own or (others and any(map(MADE_UP.search, others | own)))
         least = 1 if together or 0 in x.shape.dims else 2
         fixed = isinstance(x.shape[axis], int)
         for value in [] if fixed and isinstance(context, DeclaredSizes) else node.outputs:
-            if known and reach >= least and value.shape is not None:
-                size = value.shape[axis]
-                text = f"Max(1, {simplified(str(size))})"
-                value.shape[axis] = max(1, size) if isinstance(size, int) else dim_of(text)
+            behind = reach == 1 and str(x.shape[axis]).startswith("Max(1, ")
+            if known and (reach >= least or behind) and value.shape is not None:
+                value.shape[axis] = _windows(x.shape[axis], reach, stride)
             give_up(value, [] if known or fixed else [axis], context)
+
+
+def _may_vanish(size: Dim, context: ShapeInferenceContext) -> bool:
+    """Whether a size may be 0 where no symbol is: what a slice leaves, say."""
+    if isinstance(size, int) or re.fullmatch(r"[\w*]+|Max\([1-9].*", str(size)):
+        return size == 0
+    return not (isinstance(context, FileSizes) and context.is_at_least(size, 1))
+
+
+@lru_cache(TEXTS)
+def _windows(size: Dim, reach: int, stride: int) -> Dim:
+    """How many windows there are, one at least.
+
+    So no maximum inside says more where its number has one window or none: pools behind pools would
+    have maxima in each other, of which each takes sympy three times as long as the one before.
+    """
+    if isinstance(size, int):
+        return max(1, (size - reach) // stride + 1)
+    expression: Any = size._expr
+    number, rest = expression.as_coeff_Add()
+    if rest.func.__name__ == "Max" and number.is_Integer:
+        parts = [part for part in rest.args if not part.is_Integer]
+        if len(parts) == 1 and all(c + number < reach + stride for c in {*rest.args} - {*parts}):
+            size = ir.SymbolicDim(str(parts[0] + number))
+    return dim_of(f"Max(1, {simplified(str((size - reach) // stride + 1))})")
 
 
 @mends("Conv", "ConvTranspose", "AveragePool", "MaxPool")

@@ -306,7 +306,22 @@ POOLS += [
         "y, i = MaxPool <kernel_shape = [3, 3], strides = [2, 3], dilations = [1, 2]> (x) "
         "z = MaxPool <kernel_shape = [2, 2], strides = [1, 4], dilations = [2, 3]> (x) "
         "a = AveragePool <kernel_shape = [3, 2], strides = [3, 1]> (x)",
-    )
+    ),
+    Case(  # pools behind pools, also with a number between
+        "float[1, 2, n, m] x, float[2, 2, 2, 2] w",
+        "n=5 m=8; n=19 m=9; n=2 m=3; n=1 m=1; n=11 m=16; n=6 m=40",
+        "a = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (x) "
+        "b = MaxPool <kernel_shape = [2, 3], strides = [2, 3]> (a) "
+        "c = AveragePool <kernel_shape = [2, 2], strides = [3, 2]> (b) "
+        "d = Conv <pads = [1, 1, 1, 1]> (b, w) "
+        "y = MaxPool <kernel_shape = [2, 1], strides = [2, 2]> (d) "
+        "z = MaxPool <kernel_shape = [3, 3], strides = [3, 3], pads = [1, 0, 0, 1]> (d)",
+    ),
+    Case(  # what a slice leaves may be nothing, and then a pool gives nothing
+        "float[n, 4, m] x",
+        "n=3 m=4; n=2 m=0; n=5 m=1",
+        "s = Slice (x, #[0], #[-4], #[0]) y = AveragePool <kernel_shape = [2], strides = [2]> (s)",
+    ),
 ]
 IMAGES = "float[b, 2, n] x, float[3, 2, 2] w, float[2, 3, 2] v"
 PADS = [f"pads = [{a}, {b}]" for a, b in ((0, 0), (1, 1), (0, 2))]

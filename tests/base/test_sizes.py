@@ -243,6 +243,14 @@ def check_optimized(case: Case, proto: onnx.ModelProto, trials: list[Any], path:
             "y = AveragePool <kernel_shape = [2], strides = [2]> (x)",
             "1 2 Max(1, floor(n/2))",
         ),
+        (  # not maxima in each other, of which each takes three times as long as the one before
+            "float[b, 2, n] x",
+            " ".join(
+                f"{y} = MaxPool <kernel_shape = [{k}], strides = [2]> ({x})"
+                for x, y, k in ("xp2", "pq1", "qr2", "rt2", "tu2", "uv2", "vw2", "wy2")
+            ),
+            "b 2 Max(1, floor(n/256 + 1/128))",
+        ),
         ("float[1, 2, n] x", "y = LpPool <kernel_shape = [3], strides = [2]> (x)", "1 2 ?"),
         (
             "float[1, 2, n] x",
