@@ -196,8 +196,10 @@ def same_shape(a: ir.Shape | None, b: ir.Shape | None) -> bool:
     )
 
 
-def incompatible(old: ir.Value, new: ir.Value) -> str | None:
-    """Why `new` cannot stand for `old`, or None."""
+def incompatible(
+    old: ir.Value, new: ir.Value, context: ShapeInferenceContext | None = None
+) -> str | None:
+    """Why `new` cannot stand for `old`, or None; `context` may know that two sizes are one."""
     if old.dtype is not None and new.dtype is not None and old.dtype != new.dtype:
         return f"the dtype would change: {describe(old)} to {describe(new)}"
     if old.shape is None or new.shape is None:
@@ -205,7 +207,8 @@ def incompatible(old: ir.Value, new: ir.Value) -> str | None:
     if len(old.shape) != len(new.shape):
         return f"the rank would change: {describe(old)} to {describe(new)}"
     for a, b in zip(old.shape, new.shape, strict=True):
-        if not same_dim(a, b) and is_named(a) and is_named(b):
+        one = same_dim(a, b) or (isinstance(context, FileSizes) and context.are_equal(a, b))
+        if not one and is_named(a) and is_named(b):
             return f"the shape would change: {describe(old)} to {describe(new)}"
     return None
 

@@ -315,7 +315,7 @@ class Engine:
         if not rewrite.untrimmed:
             tape.trim([value for value in results if value is not None])
         for old, new in zip([*node.outputs, *rewrite.also], results, strict=True):
-            problem = None if new is None else incompatible(old, new)
+            problem = None if new is None else incompatible(old, new, self.context)
             if problem:
                 return Miss(problem, rewrite.anchor)
         used = [v for new in tape.nodes for v in present_inputs(new)]  # that stays

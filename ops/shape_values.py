@@ -15,6 +15,7 @@ from graphgen.infer import (
     Dim,
     expect_distinct,
     forget,
+    from_converter,
     is_rounded,
     mends,
     same_dim,
@@ -320,6 +321,7 @@ def _reshape(node: ir.Node, context: ShapeInferenceContext) -> None:
             return _is_size(d) and not _may_vanish(str(d))
         return _is_at_least(d, 0, context)
 
+    _note_numbers(node, x.shape, tuple(wanted), context)
     doubtful = [i for i, d in enumerate(wanted) if not is_sure(d)]
     if doubtful and not _same_product(x.shape.dims, tuple(wanted)):
         give_up(y, [*doubtful, *(i for i, d in enumerate(wanted) if d == -1)], context)
@@ -331,6 +333,19 @@ def _reshape(node: ir.Node, context: ShapeInferenceContext) -> None:
     plain = exact or all(isinstance(d, int) or same_dim(d, kept) for d, kept in pairs)
     if isinstance(context, FileSizes) and not (plain and (exact or -1 not in wanted)):
         _keep_where_empty(node, tuple(wanted), context)
+
+
+def _note_numbers(
+    node: ir.Node, shape: ir.Shape, wanted: tuple[Dim, ...], context: ShapeInferenceContext
+) -> None:
+    """Of n elements a reshape to 12 and 1 makes 12, so a graph that always does so has n = 12."""
+    [name, *others] = [d for d in shape if not isinstance(d, int)] or [None]
+    if name is None or others or not isinstance(context, FileSizes) or from_converter(name):
+        return
+    count, rest = (math.prod(d for d in dims if isinstance(d, int)) for dims in (wanted, shape))
+    numbers = all(isinstance(d, int) and d > 0 for d in wanted) and rest > 0
+    if node.graph is context.graph and numbers and str(name).isidentifier() and not count % rest:
+        context.fixed[str(name)] = count // rest
 
 
 def _moved(x: ir.Value | None, context: ShapeInferenceContext) -> list[Dim] | None:

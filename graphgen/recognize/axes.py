@@ -16,6 +16,8 @@ import onnx_ir as ir
 from graphgen.graph import produced_by, scalar
 from graphgen.infer import is_named, is_rounded, same_dim
 from graphgen.ops.layout import dim, expand, reshape, transpose, unsqueeze
+from graphgen.record import current_tape
+from graphgen.rounded import FileSizes
 from graphgen.traits import TRAITS, Trait
 from graphgen.value import Tensor, Value, graph_value
 
@@ -72,6 +74,13 @@ def is_one_beside(size: int | ir.SymbolicDim, other: int | ir.SymbolicDim) -> bo
     return str(size) == f"Min(1, {other})" or (
         several and re.fullmatch(r"Min\(1, \w+\)", str(size)) is not None
     )
+
+
+def is_always(size: int | ir.SymbolicDim, other: int | ir.SymbolicDim) -> bool:
+    """Whether two sizes are one wherever the graph runs, though their names do not show it."""
+    tape = current_tape()
+    context = None if tape is None else tape.context
+    return isinstance(context, FileSizes) and context.are_equal(size, other)
 
 
 def fresh(shape: ir.Shape) -> Dims:

@@ -56,7 +56,17 @@ from graphgen.ops.norm import layer_normalization, rms_normalization
 from graphgen.ops.reduce import reduce_max, reduce_mean, reduce_min, reduce_prod, reduce_sum
 from graphgen.ops.sizes import sizes_vector
 from graphgen.ops.softmax import log_softmax, softmax
-from graphgen.recognize.axes import LAYOUT, Axis, Dim, Dims, View, leaves, permutation_of, size_in
+from graphgen.recognize.axes import (
+    LAYOUT,
+    Axis,
+    Dim,
+    Dims,
+    View,
+    is_always,
+    leaves,
+    permutation_of,
+    size_in,
+)
 from graphgen.recognize.scores import PRODUCTS, multiplied, operand_of
 from graphgen.record import current_tape
 from graphgen.traits import Trait
@@ -71,7 +81,9 @@ def neutral(node: ir.Node) -> Rewrite | None:
     unit = {"Add": 0.0, "Sub": 0.0, "Or": 0.0}.get(node.op_type, 1.0)
     x, other = node.inputs
     number = scalar(other)
-    if x is None or number != unit or not same_shape(x.shape, node.outputs[0].shape):
+    if x is None or number is None or number != unit:
+        return None
+    if not same_shape(x.shape, node.outputs[0].shape):
         return None
     added = math.copysign(1.0, number) * (-1.0 if is_a(node, sub) else 1.0)
     if is_a(node, add, sub) and added > 0 and is_float(x):
@@ -419,7 +431,11 @@ def contraction(node: ir.Node) -> Rewrite | Miss | None:
             known = Axis(size) if size == 1 else axis.setdefault(c, Axis(size))
             first = present_inputs(node)[0]
             place = a.index(c) - len(a) if c in a else 0
-            if not same_size(known.size, size) and not (place and _has_size(first, place, size)):
+            if not (
+                same_size(known.size, size)
+                or is_always(known.size, size)
+                or (place and _has_size(first, place, size))
+            ):
                 return Miss(f"{equation}: {c} has the sizes {known.size} and {size}; one may be 1")
             own.append([] if size == 1 else [known])
         views.append(View(Value(x), own, own))

@@ -29,6 +29,7 @@ from graphgen.recognize.axes import (
     View,
     factor_of,
     follow,
+    is_always,
     is_one_beside,
     is_told,
     leaves,
@@ -313,6 +314,7 @@ class Scores:
             if own and not unify(own, wanted, equal=not known):
                 return Miss(f"a mask has {d} where the scores have {size}")
             named = own and len(scores) == 1 and is_told(d) and is_told(scores[0])
+            named = named and not is_always(d, scores[0])
             if named and broadcast_partner((d, *scores)) is None:
                 self.unequal.append((wanted, f"a mask has {d} where the scores have {scores[0]}"))
         terms.append(Term(value, replace(view, dims=dims), **kind))

@@ -1,0 +1,57 @@
+"""Sizes that a trace made constants: a bias for 12 tokens proves that there are 12, or does not."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from small_models import ROUNDING, relative_rms, run_plain
+
+import graphgen as gg
+from graphgen.graph import count_operators
+
+PLACES = "column = Reshape (p, tall) row = Reshape (p, wide)"
+BRANCH = """
+   column = If (c) <then_branch = yes () => (float[12, 1] a) { a = Reshape (p, tall) },
+      else_branch = no () => (float[12, 1] b) { b = Identity (given) }>
+   row = Transpose (column)"""
+PRODUCT, EINSUM = "y = MatMul (w, v)", 'y = Einsum <equation = "bhij,bhjd->bhid"> (w, v)'
+CASES = {
+    "by a product": ("n", PLACES, PRODUCT, True),
+    "by an einsum": ("n", PLACES, EINSUM, True),
+    "of other rows": ("t", PLACES, PRODUCT, False),
+    "of other places": ("n", PLACES.replace("(p", "(given"), EINSUM, False),
+    "in a branch": ("n", BRANCH, EINSUM, False),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_reshape_to_numbers_tells_the_size_of_what_it_reshapes(name: str, tmp_path: Path) -> None:
+    rows, places, product, fused = CASES[name]
+    proto = onnx.parser.parse_model(f"""
+<ir_version: 9, opset_import: ["" : 18]>
+main (float[b, 2, {rows}, 8] q, float[b, 2, n, 8] k, float[b, 2, n, 8] v, float[n] p,
+      float[12, 1] given, bool c) => (float[b, 2, m, 8] y)
+<int64[2] tall = {{12, 1}}, int64[2] wide = {{1, 12}}, float[2, 1, 1] slopes = {{0.5, -0.2}}> {{
+   {places}
+   distance = Sub (column, row)
+   bias = Mul (slopes, distance)
+   turned = Transpose <perm = [0, 1, 3, 2]> (k)
+   scores = MatMul (q, turned)
+   biased = Add (scores, bias)
+   w = Softmax (biased)
+   {product}
+}}""")
+    onnx.save(proto, tmp_path / "graph.onnx")
+    model = gg.load(tmp_path / "graph.onnx")
+    best = gg.optimize(model, target="cpu").model
+    assert count_operators(best).get("Attention", 0) == fused
+    random, sizes = np.random.default_rng(0), [(12, 12)]
+    sizes += [(1, 12)] if rows == "t" else [(1, 1)] if not fused else []
+    for t, n in sizes:
+        shapes = {"q": (3, 2, t, 8), "k": (3, 2, n, 8), "v": (3, 2, n, 8), "p": (n,)}
+        feeds = {key: random.standard_normal(dims, np.float32) for key, dims in shapes.items()}
+        feeds |= {"given": random.standard_normal((12, 1), np.float32), "c": np.array(n == 12)}
+        [wanted], [got] = run_plain(model, feeds), run_plain(best, feeds)
+        assert wanted.shape == got.shape and relative_rms(wanted, got) < ROUNDING
