@@ -15,7 +15,6 @@ from graphgen.infer import (
     Dim,
     expect_distinct,
     forget,
-    from_converter,
     is_rounded,
     mends,
     same_dim,
@@ -36,6 +35,9 @@ _WIDE = (ir.DataType.INT64, ir.DataType.INT32, ir.DataType.DOUBLE, ir.DataType.F
 def _choose_sizes(node: ir.Node, context: ShapeInferenceContext) -> None:
     """Shape values through Equal and Where: `where(sizes == -1, 1, sizes)`, as exporters write."""
     known = [None if v is None else context.get_symbolic_value(v) for v in node.inputs]
+    condition = constant(node.inputs[0]) if known[0] is None else None
+    if condition is not None and condition.size <= _RANKS:  # not of integers, so no list of sizes
+        known[0] = [int(element) for element in condition.reshape(-1)]
     given = [values for values in known if values is not None]
     if len(given) < len(known) or max(map(len, given)) > _RANKS:
         return
@@ -321,7 +323,6 @@ def _reshape(node: ir.Node, context: ShapeInferenceContext) -> None:
             return _is_size(d) and not _may_vanish(str(d))
         return _is_at_least(d, 0, context)
 
-    _note_numbers(node, x.shape, tuple(wanted), context)
     doubtful = [i for i, d in enumerate(wanted) if not is_sure(d)]
     if doubtful and not _same_product(x.shape.dims, tuple(wanted)):
         give_up(y, [*doubtful, *(i for i, d in enumerate(wanted) if d == -1)], context)
@@ -333,19 +334,6 @@ def _reshape(node: ir.Node, context: ShapeInferenceContext) -> None:
     plain = exact or all(isinstance(d, int) or same_dim(d, kept) for d, kept in pairs)
     if isinstance(context, FileSizes) and not (plain and (exact or -1 not in wanted)):
         _keep_where_empty(node, tuple(wanted), context)
-
-
-def _note_numbers(
-    node: ir.Node, shape: ir.Shape, wanted: tuple[Dim, ...], context: ShapeInferenceContext
-) -> None:
-    """Of n elements a reshape to 12 and 1 makes 12, so a graph that always does so has n = 12."""
-    [name, *others] = [d for d in shape if not isinstance(d, int)] or [None]
-    if name is None or others or not isinstance(context, FileSizes) or from_converter(name):
-        return
-    count, rest = (math.prod(d for d in dims if isinstance(d, int)) for dims in (wanted, shape))
-    numbers = all(isinstance(d, int) and d > 0 for d in wanted) and rest > 0
-    if node.graph is context.graph and numbers and str(name).isidentifier() and not count % rest:
-        context.fixed[str(name)] = count // rest
 
 
 def _moved(x: ir.Value | None, context: ShapeInferenceContext) -> list[Dim] | None:

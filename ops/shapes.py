@@ -19,6 +19,7 @@ from graphgen.infer import (
     expect_axis,
     expect_same,
     forget,
+    from_converter,
     mends,
     same_dim,
     same_size,
@@ -371,6 +372,22 @@ def _check_reshape(node: ir.Node, context: ShapeInferenceContext) -> None:
             where = given.index(0, axes)
             raise ValueError(f"size {where} is 0, which keeps that of axis {where} of {axes}")
         _check_size(x.shape, shape)
+        _note_numbers(node, x.shape, given, context)
+
+
+def _note_numbers(
+    node: ir.Node, shape: ir.Shape, wanted: Sequence[Dim], context: ShapeInferenceContext
+) -> None:
+    """Of n elements a reshape to 12 and 1 makes 12, so a graph that always does so has n = 12."""
+    names = [d for d in shape if isinstance(d, ir.SymbolicDim)]
+    numbers = [d for d in wanted if isinstance(d, int) and d > 0]
+    if not (isinstance(context, FileSizes) and node.graph is context.graph and wanted):
+        return
+    rest, count = math.prod(d for d in shape if isinstance(d, int)), math.prod(numbers)
+    if len(names) != 1 or len(numbers) < len(wanted) or not rest or count % rest:
+        return
+    if str(names[0]).isidentifier() and not from_converter(names[0]):
+        context.fixed[str(names[0])] = count // rest
 
 
 def _check_size(before: Iterable[Dim], after: Iterable[Dim]) -> None:

@@ -158,7 +158,8 @@ EXPANDED = [
         "float[n, 1] x",
         N,
         "s = Shape (x) q = Equal (#[-1, 5], #[-1]) t = Where (q, #[1, 1], #[-1, 5]) "
-        "y = Expand (x, t) p = Equal (s, #[-1]) u = Where (p, #[1], s) z = Expand (x, u)",
+        "y = Expand (x, t) p = Equal (s, #[-1]) u = Where (p, #[1], s) z = Expand (x, u) "
+        "f = Cast <to = 9> (#[0, 1]) v = Where (f, #[1, 1], s) w = Expand (x, v)",
     ),
 ]
 

@@ -243,6 +243,12 @@ def check_optimized(case: Case, proto: onnx.ModelProto, trials: list[Any], path:
             "y = AveragePool <kernel_shape = [2], strides = [2]> (x)",
             "1 2 Max(1, floor(n/2))",
         ),
+        (
+            "float[n, 4] x",
+            "s = Shape (x) c = Constant <value = bool[2] {0, 1}> () t = Where (c, #[7, 7], s) "
+            "y = ConstantOfShape (t)",
+            "n 7",
+        ),
         (  # not maxima in each other, of which each takes three times as long as the one before
             "float[b, 2, n] x",
             " ".join(

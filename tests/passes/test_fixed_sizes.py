@@ -32,7 +32,7 @@ def test_a_reshape_to_numbers_tells_the_size_of_what_it_reshapes(name: str, tmp_
     proto = onnx.parser.parse_model(f"""
 <ir_version: 9, opset_import: ["" : 18]>
 main (float[b, 2, {rows}, 8] q, float[b, 2, n, 8] k, float[b, 2, n, 8] v, float[n] p,
-      float[12, 1] given, bool c) => (float[b, 2, m, 8] y)
+      float[12, 1] given, bool c, int64[k] sizes) => (float[b, 2, m, 8] y, float[r, s] z)
 <int64[2] tall = {{12, 1}}, int64[2] wide = {{1, 12}}, float[2, 1, 1] slopes = {{0.5, -0.2}}> {{
    {places}
    distance = Sub (column, row)
@@ -42,6 +42,7 @@ main (float[b, 2, {rows}, 8] q, float[b, 2, n, 8] k, float[b, 2, n, 8] v, float[
    biased = Add (scores, bias)
    w = Softmax (biased)
    {product}
+   z = Reshape (p, sizes)
 }}""")
     onnx.save(proto, tmp_path / "graph.onnx")
     model = gg.load(tmp_path / "graph.onnx")
@@ -53,5 +54,6 @@ main (float[b, 2, {rows}, 8] q, float[b, 2, n, 8] k, float[b, 2, n, 8] v, float[
         shapes = {"q": (3, 2, t, 8), "k": (3, 2, n, 8), "v": (3, 2, n, 8), "p": (n,)}
         feeds = {key: random.standard_normal(dims, np.float32) for key, dims in shapes.items()}
         feeds |= {"given": random.standard_normal((12, 1), np.float32), "c": np.array(n == 12)}
-        [wanted], [got] = run_plain(model, feeds), run_plain(best, feeds)
+        feeds["sizes"] = np.array([1, n])
+        (wanted, _), (got, _) = run_plain(model, feeds), run_plain(best, feeds)
         assert wanted.shape == got.shape and relative_rms(wanted, got) < ROUNDING
