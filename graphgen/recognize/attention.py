@@ -21,7 +21,7 @@ from graphgen.ops.layout import cast, cast_like, concat, expand, reshape, slice_
 from graphgen.ops.linalg import einsum, fused_matmul
 from graphgen.ops.softmax import softmax
 from graphgen.recognize.axes import UNKNOWN_SIZE, Dim, Dims, View, leaves, size_of, size_text, unify
-from graphgen.recognize.canonical import contraction
+from graphgen.recognize.contractions import contraction
 from graphgen.recognize.scores import (
     PRODUCTS,
     Scores,
