@@ -15,16 +15,18 @@ from typing import Any
 
 import onnx_ir as ir
 
-from graphgen.edit import identity_of
+from graphgen.edit import identity_of, infer_model, tidy
 from graphgen.errors import GraphgenError, near, user_line
 from graphgen.export.outputs import SIGNATURE
 from graphgen.export.read import load
 from graphgen.export.torch_results import Call, expect_same
-from graphgen.graph import NAMES_OF, ORIGIN, SCALARS
+from graphgen.graph import NAMES_OF, ORIGIN, SCALARS, is_float
 from graphgen.passes.training.batch_norms import is_norm, note
 from graphgen.passes.training.dropouts import RATE, in_inference, is_site
 from graphgen.places import block_of
+from graphgen.traits import Trait, has
 
+_SIZES = 1 << 14  # how many numbers are calculated at most
 _NEEDED = "from_torch needs torch 2.6 or newer with its ONNX exporter"
 
 
@@ -96,6 +98,7 @@ def from_torch(
                 f"whether torch.export.export takes it{user_line()}"
             ) from error
         model = load(path)
+        _fold_sizes(model)
         _name_outputs(model.graph, output_names)
         _name(model, called)
         in_inference(model)
@@ -225,6 +228,23 @@ def _name(model: ir.Model, module: Any) -> None:
     if scalars := sorted(n for n, s in shapes.items() if s is not None and not len(s)):
         graph.metadata_props[SCALARS] = json.dumps(scalars)
     graph.meta[NAMES_OF] = partial(_names_of, kept)
+
+
+def _fold_sizes(model: ir.Model) -> None:
+    """Calculate the sizes that are known, and with them the shapes that they decide.
+
+    Floats stay nodes: what is stored beside the weights would be trained as they are.
+    """
+    from graphgen.folding import fold_constants  # it takes as long to import as all the rest
+
+    def is_folded(node: ir.Node) -> bool | None:
+        sequences = (v is not None and isinstance(v.type, ir.SequenceType) for v in node.inputs)
+        floats = any(map(is_float, node.outputs)) and not any(sequences)
+        return False if floats or has(node, Trait.RANDOM) else None
+
+    if fold_constants(model, _SIZES, is_folded):
+        tidy(model)
+        infer_model(model)
 
 
 def _name_outputs(graph: ir.Graph, names: Sequence[str] | None) -> None:

@@ -40,6 +40,9 @@ _EXPORT = (
     "optimize=False), which keep weights and their names"
 )
 
+_NO_PARAMETERS = {"BUFFER": "a buffer", "CONSTANT_TENSOR": "a constant in torch"}
+"""What torch's exporter calls what is no parameter."""
+
 _TAKE_NORMS = (ops.conv, ops.conv_transpose, ops.gemm)  # into which exporters fold a norm
 
 Parts: TypeAlias = str | Callable[..., Any] | Sequence[str | Callable[..., Any]]
@@ -178,6 +181,7 @@ def choose_trainable(
         n: _Uses(v, foreign, tied.get(n, ()), known=known) for n, v in values.items() if is_float(v)
     }
     beside = [n for n in values if re.search(ADAPTERS, n)] if adapters else []
+    calculated = list[str]()
     wanted = None if trainable is None else _Chosen("trainable", trainable, graph, tied)
     kept = None if frozen is None else _Chosen("frozen", frozen, graph, tied)
     if wanted is not None:
@@ -190,6 +194,8 @@ def choose_trainable(
             for n, v in every.items()
             if v in needed and not uses[n].is_folded_constant and n not in origin
         ]
+        calculated = _calculated(names, values, uses)
+        names = [name for name in names if name not in calculated]
         if not names:
             raise GraphgenError(
                 f"artifacts: the loss {loss.name} depends on none of the {len(every)} float "
@@ -262,6 +268,8 @@ def choose_trainable(
             return "a constant"
         if value not in needed:
             return "not reached by the loss"
+        if name in calculated:
+            return "calculated by an exporter"
         if wanted is None and name in origin:
             return origin[name]
         frozen = "named by frozen=" if kept and kept.matches(name) else "not named by trainable="
@@ -278,6 +286,25 @@ def choose_trainable(
         for name, value in values.items()
         if not is_constant_name(name)
     )
+
+
+def _calculated(
+    names: Sequence[str], values: Mapping[str, ir.Value], uses: Mapping[str, "_Uses"]
+) -> list[str]:
+    """What torch's exporter has calculated and stored beside the parameters that it knows; warns.
+
+    That is a mask, a zero state, or what it made of a parameter, such as an expanded one. Operands
+    of products are weights that it transposed.
+    """
+    known = [n for n in values if TORCH_KIND in values[n].metadata_props]
+    found = [n for n in names if known and n not in known and not uses[n].in_product]
+    if found:
+        more = f", and {len(found) - 6} more" if len(found) > 6 else ""
+        warn(
+            f"artifacts: torch's exporter calculated {', '.join(found[:6])}{more}, of constants or "
+            f"of parameters, so they are not trained; {_EXPORT}; or name them in trainable="
+        )
+    return found
 
 
 def _shape(value: ir.Value) -> list[int]:
@@ -298,8 +325,8 @@ class _Uses:
         self.renamed = bool(self.blocks) and "." not in path and not (self._own or torchs)
         size = None if value.shape is None else [*value.shape]
         self.is_folded_constant = self.renamed and size is not None and all(d == 1 for d in size)
-        self._in_product = any(has(node, Trait.PRODUCT) for node in _through_views(nodes))
-        self.renamed_product = self.renamed and self._in_product
+        self.in_product = any(has(node, Trait.PRODUCT) for node in _through_views(nodes))
+        self.renamed_product = self.renamed and self.in_product
         self.folded = "" if known or not nodes else self._folded(nodes)
 
     def _folded(self, nodes: list[ir.Node]) -> str:
@@ -328,7 +355,7 @@ class _Uses:
             self.tied
             or not self.blocks
             or self.is_folded_constant
-            or (self.renamed and not self._in_product)
+            or (self.renamed and not self.in_product)
         ):
             return
         named = chosen.matches(self.name)
@@ -355,17 +382,14 @@ class _Uses:
         if len(self.blocks) > 1:
             return f"one weight of {of}: tied, or stored once since equal"
         if self.renamed:
-            return f"the weight of {of}, renamed" if self._in_product else f"of {of}: a constant?"
+            return f"the weight of {of}, renamed" if self.in_product else f"of {of}: a constant?"
         return f"used in {of}" if self.blocks and not self._own else ""
 
 
 def _origin(model: ir.Model) -> tuple[dict[str, str], dict[str, list[str]]]:
     """Why weights are not trained by default, and other names of weights, as their maker says."""
-    found = {
-        name: "a buffer"
-        for name, value in model.graph.initializers.items()
-        if value.metadata_props.get(TORCH_KIND, "").endswith("BUFFER")
-    }
+    kinds = {n: v.metadata_props.get(TORCH_KIND) for n, v in model.graph.initializers.items()}
+    found = {name: _NO_PARAMETERS[kind] for name, kind in kinds.items() if kind in _NO_PARAMETERS}
     try:
         noted = json.loads(model.metadata_props.get(ORIGIN, "{}"))
         found |= {str(name): str(why) for name, why in noted.get("frozen", {}).items()}

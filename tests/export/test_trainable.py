@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import graphgen as gg
 from graphgen import commands
-from graphgen.errors import GraphgenError
+from graphgen.errors import GraphgenError, GraphgenWarning
 from graphgen.export.checkpoint import Checkpoint
 from graphgen.graph import ORIGIN
 
@@ -327,25 +327,31 @@ def test_what_the_maker_says_of_weights(tmp_path):
         trained(path)
 
 
-def test_a_scalar_that_torch_calls_a_parameter_is_trained(tmp_path):
-    """Such as the scale of CLIP's logits; other scalars of a file are constants."""
+def test_what_torch_calls_a_parameter_is_trained_and_not_what_its_exporter_made(tmp_path):
+    """Such as the scale of CLIP's logits, and not a causal mask; a transposed weight stays one."""
     model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 18]>
         g (float[b, 4] x) => (float[b, 4] y)
-        <float[4, 4] w = {1.0}, float scale = {2.0}, float eps = {0.5}> {
-            h = MatMul (x, w) s = Mul (h, scale) y = Add (s, eps) }""")
+        <float[4, 4] w = {1.0}, float scale = {2.0}, float eps = {0.5},
+            float[4] mask = {0.0}, float[4, 4] v = {1.0}> {
+            h = MatMul (x, w) s = Mul (h, scale) e = Add (s, eps) m = Add (e, mask)
+            y = MatMul (m, v) }""")
     del model.graph.initializer[:]
-    for name, shape in (("w", (4, 4)), ("scale", ()), ("eps", ())):
+    for name, shape in (("w", (4, 4)), ("scale", ()), ("eps", ()), ("mask", (4,)), ("v", (4, 4))):
         array = np.full(shape, 0.5, np.float32)
         model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
         value = onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
-        if name != "eps":
+        if name in ("w", "scale"):
             kind = value.metadata_props.add()
             kind.key = "pkg.torch.export.graph_signature.InputSpec.kind"
             kind.value = "PARAMETER"
         model.graph.value_info.append(value)
     onnx.save(model, tmp_path / "m.onnx")
-    assert trained(tmp_path / "m.onnx") == ["w", "scale"]
-    assert told(tmp_path / "m.onnx")["eps"] == "a constant"
+    with pytest.warns(GraphgenWarning, match="calculated mask, of constants or of parameters, so"):
+        assert trained(tmp_path / "m.onnx") == ["w", "scale", "v"]
+    with pytest.warns(GraphgenWarning):
+        why = told(tmp_path / "m.onnx")
+    assert (why["eps"], why["mask"]) == ("a constant", "calculated by an exporter")
+    assert trained(tmp_path / "m.onnx", "mask") == ["mask"]
 
 
 CONV = {"stem.weight": normal(4, 3, 1, 1), "stem.bias": normal(4)}

@@ -284,3 +284,53 @@ def test_norms_that_no_exporter_writes_are_refused() -> None:
         module = torch.nn.Sequential(torch.nn.BatchNorm1d(3, track_running_stats=False))
         with pytest.raises(GraphgenError, match="from_torch: 0, BatchNorm1d, has no running stati"):
             gg.from_torch(module.train(mode), x)
+
+
+class Odd(torch.nn.Module):  # type: ignore[misc, name-defined]
+    """What an exporter writes with sizes that it calculates, plain tensors, and a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn = torch.nn
+        self.embed, self.cell, self.norm = (
+            nn.Embedding(20, 8),
+            nn.LSTMCell(8, 8),
+            nn.GroupNorm(2, 8),
+        )
+        self.token = nn.Parameter(torch.randn(1, 1, 8))
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.frequencies, self.head = torch.rand(8), nn.Linear(8, CLASSES)
+
+    def forward(self, input_ids: Any) -> Any:
+        x = self.embed(input_ids) * self.frequencies
+        h = c = torch.zeros(x.shape[0], 8)
+        rows = [self.token.expand(x.shape[0], -1, -1)]
+        for t in range(5):
+            h, c = self.cell(x[:, t], (h, c))
+            rows.append(h[:, None])
+        x = self.norm(torch.cat(rows, 1).transpose(1, 2)).transpose(1, 2)
+        mask = torch.triu(torch.ones(6, 6, dtype=torch.bool), 1)
+        return self.head(self.attention(x, x, x, attn_mask=mask, need_weights=False)[0])
+
+
+def test_only_parameters_are_trained(tmp_path: Path) -> None:
+    """Of a natural export, what it has calculated is told, not trained."""
+    torch.manual_seed(0)
+    module, batches = Odd().eval(), batches_of("tagger")
+    example = {"input_ids": torch.tensor(batches[0]["input_ids"])}
+    every = [name for name, _ in module.named_parameters()]
+    model = gg.from_torch(module, example, output_names=["logits"])
+    how: dict[str, Any] = {"output": "logits", "optimizer": gg.AdamW(epsilon=EPSILON)}
+    table = gg.artifacts(model, tmp_path / "art", **how)
+    assert sorted(w.name for w in table if w.trained) == sorted(every)
+    losses, _ = steps(tmp_path / "art", batches)
+    np.testing.assert_allclose(losses, of_torch(module, batches, every), rtol=1e-4)
+    path = tmp_path / "natural.onnx"
+    with quiet():
+        torch.onnx.export(
+            module, (), path, kwargs=example, dynamo=True, verbose=False, output_names=["logits"]
+        )
+    with pytest.warns(gg.GraphgenWarning, match="torch's exporter calculated"):
+        table = gg.artifacts(path, tmp_path / "natural", **how)
+    trained = {weight.name: weight.shape for weight in table if weight.trained}
+    assert not any(len(shape) > 2 or shape == (6, 6) for shape in trained.values())
