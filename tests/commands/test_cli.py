@@ -400,7 +400,7 @@ def test_what_is_read_is_not_written(folder, capsys, command, told):
 
 
 def test_a_model_may_be_written_anew(folder, run):
-    run("train art --data data.npz --steps 1 --checkpoint runs/a --model m.onnx -o m.onnx")
+    run("train art --data data.npz --steps 2 --checkpoint runs/a --model m.onnx -o m.onnx")
     run("export m.onnx --checkpoint runs/a -o m.onnx")
     run("optimize m.onnx -o m.onnx --report report.json")
     assert json.loads(Path("report.json").read_text())["target"] == "cpu"
@@ -613,7 +613,7 @@ CHOICES: dict[str, dict[str, Iterable[str | int]]] = {
     "train": {
         "allow_changes": get_args(Change),
         "log": get_args(Log),
-        "schedule": ("noam", "linear", "cosine", "constant"),
+        "schedule": ("noam", "linear", "cosine", "constant", "inverse_sqrt"),
     },
 }
 
