@@ -58,7 +58,8 @@ def tokens(*shape: int) -> Any:
 def by_graphgen(folder: Path, threads: int) -> Run:
     from graphgen.generation import Generator
 
-    generator = Generator(folder, threads=threads, provider="cpu")
+    # Each prompt is read anew, as by all others.
+    generator = Generator(folder, threads=threads, provider="cpu", prefix_cache=False)
 
     def run() -> tuple[float, float]:
         found = generator(tokens(PROMPT), max_new_tokens=TOKENS + 1, eos=[])
