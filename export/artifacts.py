@@ -26,10 +26,11 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from graphgen import ops
+from graphgen.arguments import checked
 from graphgen.autodiff import backward
 from graphgen.display import on_screen
 from graphgen.edit import claim, infer_model
-from graphgen.errors import GraphgenError, one_of
+from graphgen.errors import GraphgenError, one_of, positive
 from graphgen.export.adapters import LORA
 from graphgen.export.artifact_files import (
     CHECKPOINT,
@@ -75,6 +76,7 @@ Profile: TypeAlias = Literal["official", "stock"]
 _PROFILES: dict[Profile, TargetName] = {"official": "official", "stock": "cpu"}
 
 
+@checked
 def artifacts(
     model: str | os.PathLike[str] | ModelLike,
     directory: str | os.PathLike[str],
@@ -247,6 +249,7 @@ class Prepared:
         yield from repr(self.training).split("\n")
 
     @classmethod
+    @checked
     def of(
         cls,
         model: str | os.PathLike[str] | ModelLike,
@@ -276,9 +279,7 @@ class Prepared:
         one_of("artifacts", Precision, dtype=dtype)
         one_of("artifacts", Recompute, recompute=recompute)
         one_of("artifacts", Base | None, base=base)
-        if not isinstance(accumulate, int) or isinstance(accumulate, bool) or accumulate < 1:
-            problem = f"accumulate is {accumulate!r}; it must be a number from 1"
-            raise GraphgenError(f"artifacts: {problem}")
+        positive("artifacts", accumulate=accumulate)
         half = _half_dtype(dtype, profile)
         runtime = target(_PROFILES[profile] if half is None else "cuda")
         optimizer = AdamW() if optimizer is None else optimizer

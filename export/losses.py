@@ -101,15 +101,13 @@ def _terms(
 ) -> list[Loss | Callable[..., Any]]:
     """The losses to sum. Raises GraphgenError for an unknown one, and an option without effect."""
     several = not isinstance(loss, (str, Loss)) and not callable(loss)
-    if several and not (isinstance(loss, Sequence) and loss):
+    if not loss:
         raise GraphgenError(f"artifacts: loss is {loss!r}; give a loss, or a list of them")
     given = list(loss) if several else [loss]  # type: ignore[arg-type]
     terms = list[Loss | Callable[..., Any]]()
     for one in given:
         if isinstance(one, str):
             one = Loss(one) if one in outputs else Loss.read(one)
-        if not isinstance(one, Loss) and not callable(one):
-            raise GraphgenError(f"artifacts: a loss is {one!r}; give a name, gg.Loss or a function")
         terms.append(one)
     plain = {name: value for name, value in options.items() if value}
     Loss("", **plain)  # refuses values out of range

@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen import ops
+from graphgen.arguments import checked
 from graphgen.errors import GraphgenError, near
 from graphgen.graph import is_float
 from graphgen.infer import describe
@@ -31,6 +32,7 @@ OPTIONS = {
 """The losses that have a name, and the options that not all of them have."""
 
 
+@checked
 @dataclass(frozen=True)
 class Loss:
     """A loss by its name, with options. `gg.artifacts` sums those of a list.

@@ -16,11 +16,13 @@ import numpy as np
 import onnx
 from onnx import helper
 
+from graphgen.arguments import checked
 from graphgen.errors import GraphgenError
 from graphgen.ops.elementwise import sqrt
 from graphgen.value import Tensor
 
 
+@checked
 @dataclass(frozen=True)
 class Group:
     """Parameters with a learning rate or weight decay of their own: see `AdamW` and `SGD`.
@@ -122,6 +124,7 @@ def check_profile(optimizer: "Optimizer", names: Sequence[str], official: bool) 
             )
 
 
+@checked
 @dataclass(frozen=True)
 class AdamW:
     """Adam with decoupled weight decay (Loshchilov & Hutter, arXiv 1711.05101), as in torch.
@@ -213,6 +216,7 @@ class AdamW:
         }
 
 
+@checked
 @dataclass(frozen=True)
 class SGD:
     """p ← p - η d, with the learning rate η and d as in torch.optim.SGD.

@@ -9,6 +9,7 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from graphgen.arguments import checked
 from graphgen.edit import infer_model, lift_constants, tidy, without_defaults
 from graphgen.errors import GraphgenError
 from graphgen.export.functions import detach_functions
@@ -33,6 +34,7 @@ _NOT_MAPPED = {ir.DataType.UNDEFINED, ir.DataType.STRING}
 IN_BYTES = {d for d in ir.DataType if d not in _NOT_MAPPED and d.bitwidth % 8 == 0}
 
 
+@checked
 @uncollected
 def load(path: str | os.PathLike[str]) -> ir.Model:
     """Read an ONNX file; weights stay in the file until they are used.

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from graphgen import runtime
+from graphgen.arguments import checked
 from graphgen.runtime import Provider
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ def model_of(given: "str | os.PathLike[str] | ModelLike", who: str) -> "ir.Model
     return load(given) if isinstance(given, str | os.PathLike) else model_in(given, who)
 
 
+@checked
 class Session(runtime.Session):
     """A model on ONNX Runtime: `y, = Session("block.onnx")(x=array)`.
 

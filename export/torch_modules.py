@@ -15,7 +15,12 @@ from typing import Any
 
 import onnx_ir as ir
 
+<<<<<<< HEAD
 from graphgen.edit import identity_of, infer_model, tidy
+=======
+from graphgen.arguments import checked
+from graphgen.edit import identity_of
+>>>>>>> 4900c35 (Public functions refuse arguments of other kinds than they declare, at the user's line)
 from graphgen.errors import GraphgenError, near, user_line
 from graphgen.export.outputs import SIGNATURE
 from graphgen.export.read import load
@@ -30,6 +35,7 @@ _SIZES = 1 << 14  # how many numbers are calculated at most
 _NEEDED = "from_torch needs torch 2.6 or newer with its ONNX exporter"
 
 
+@checked
 def from_torch(
     module: Callable[..., Any],
     example_inputs: Any,

@@ -34,6 +34,7 @@ from graphgen.passes.training.adapters import ADAPTERS
 from graphgen.places import block_of
 from graphgen.subgraphs import ancestors, reads
 from graphgen.traits import Trait, has
+from graphgen.value import Deferred
 
 _EXPORT = (
     "export with gg.from_torch, `graphgen import` or torch.onnx.export(..., dynamo=True, "
@@ -45,9 +46,10 @@ _NO_PARAMETERS = {"BUFFER": "a buffer", "CONSTANT_TENSOR": "a constant in torch"
 
 _TAKE_NORMS = (ops.conv, ops.conv_transpose, ops.gemm)  # into which exporters fold a norm
 
-Parts: TypeAlias = str | Callable[..., Any] | Sequence[str | Callable[..., Any]]
+_Part: TypeAlias = str | Callable[..., Any] | Deferred
+Parts: TypeAlias = _Part | Sequence[_Part]
 """Some weights of a model: a regular expression, searched in their names, one whole name, a module
-of what the model was made of, or a list of these."""
+or parameter of what the model was made of, or a list of these."""
 
 
 class Weight(NamedTuple):

@@ -14,6 +14,7 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from graphgen.arguments import checked
 from graphgen.edit import tidy
 from graphgen.errors import GraphgenError, unwrapped
 from graphgen.expansion import inner_graphs
@@ -41,6 +42,7 @@ _LIMIT = (1 << 31) - 1
 _GENERATED = re.compile(r"\b_d\d+\b")
 
 
+@checked
 def export(
     model: ModelLike,
     path: str | os.PathLike[str],

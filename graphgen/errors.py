@@ -7,12 +7,11 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache, wraps
 from pathlib import Path
 from types import FrameType, NoneType
-from typing import Any, ParamSpec, TypeVar, Unpack, get_args, get_origin
+from typing import Any, ParamSpec, TypeVar, get_args
 
 Given = ParamSpec("Given")
 Made = TypeVar("Made")
@@ -80,6 +79,12 @@ def positive(who: str, **sizes: int | None) -> None:
             raise GraphgenError(f"{who}: {problem}{user_line()}")
 
 
+def check_seed(who: str, seed: int) -> None:
+    """Raise GraphgenError unless a seed is one for every generator of random numbers."""
+    if not 0 <= seed < 1 << 63:
+        raise GraphgenError(f"{who}: seed is {seed}; it must be from 0, below 2^63{user_line()}")
+
+
 def one_of(who: str, words: Any, **given: object) -> None:
     """Raise GraphgenError unless every option is one of the words of a Literal, or None.
 
@@ -118,48 +123,6 @@ def missing(who: str, name: str, hint: str) -> AttributeError:
 def misspelled(given: Iterable[str], known: Sequence[str]) -> str:
     """`; did you mean 'bias'?` for the first keyword that is not known, or ''."""
     return next((near(name, known) for name in given if name not in known), "")
-
-
-def fitting(call: Callable[Given, Made]) -> Callable[Given, Made]:
-    """A function that raises GraphgenError if it is called with arguments that do not fit."""
-
-    @wraps(call)
-    def wrapper(*args: Given.args, **kwargs: Given.kwargs) -> Made:
-        known, further = _arguments(call)
-        unknown = [] if further else [name for name in kwargs if name not in known]
-        try:
-            if not unknown:
-                return call(*args, **kwargs)
-            problem = f"got an unexpected keyword argument {unknown[0]!r}"
-        except TypeError:
-            try:
-                inspect.signature(call).bind(*args, **kwargs)
-            except TypeError as error:
-                problem = str(error)
-            else:
-                raise
-        raise GraphgenError(
-            f"{call.__qualname__.removesuffix('.__init__')}: {problem}; its arguments are "
-            f"{', '.join(known)}{misspelled(kwargs, known)}{user_line()}"
-        )
-
-    return wrapper
-
-
-@cache
-def _arguments(call: Callable[..., Any]) -> tuple[list[str], bool]:
-    """The names of a function's arguments, and whether it takes any keyword besides.
-
-    Further keywords of a TypedDict are arguments like the others.
-    """
-    parameters = inspect.signature(call).parameters.values()
-    names = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD and p.name != "self"]
-    for p in parameters:
-        if get_origin(p.annotation) is Unpack:
-            names += get_args(p.annotation)[0].__annotations__
-        elif p.kind is p.VAR_KEYWORD:
-            return [*names, p.name], True
-    return names, False
 
 
 def warn(message: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import onnx_ir as ir
 
 from graphgen.display import fields, in_bytes, in_notebook, listed, on_screen
+from graphgen.errors import GraphgenError
 from graphgen.garbage import uncollected
 from graphgen.graph import bytes_of, count_operators, parameters
 from graphgen.infer import describe
@@ -23,7 +24,11 @@ class Model(ir.Model):
     @uncollected
     def clone(self, *args: Any, **kwargs: Any) -> "Model":
         """As that of `ir.Model`: other graphs, the same weights."""
-        return readable(super().clone(*args, **kwargs))
+        try:
+            return readable(super().clone(*args, **kwargs))
+        except RuntimeError as error:  # it was edited: a node reads what nothing makes
+            reason = " ".join(str(error.__cause__ or error).split())
+            raise GraphgenError(f"the graph {self.graph.name} is not valid: {reason}") from error
 
     @on_screen
     def __repr__(self) -> Iterator[str]:

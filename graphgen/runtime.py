@@ -17,9 +17,10 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from graphgen.arguments import checked
 from graphgen.arrays import as_array
 from graphgen.display import fields, listed, on_screen
-from graphgen.errors import GraphgenError, warn
+from graphgen.errors import GraphgenError, user_line, warn
 from graphgen.header import read_header
 from graphgen.opening import (
     DISABLED,
@@ -209,6 +210,7 @@ class Session:
                 value = made.ortvalue_from_numpy(np.ascontiguousarray(array), device, 0)
         return array if value is None else Resident(value, array.dtype, device, self._session)
 
+    @checked
     def bind(
         self, inputs: "Mapping[str, Buffer]", outputs: "Mapping[str, Buffer] | None" = None
     ) -> "Bound":
@@ -244,7 +246,12 @@ class Session:
 
     def end_profiling(self) -> list[dict[str, Any]]:
         """The runtime's events since the session was opened with `profile`."""
-        file = Path(self._session.end_profiling())
+        file = Path(self._session.end_profiling())  # empty if there is none
+        if not file.name:
+            raise GraphgenError(
+                f"{self._who}: it does not profile, or no longer: open a session with "
+                f"profile={user_line()}"
+            )
         events: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
         return events
 

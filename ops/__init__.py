@@ -23,7 +23,8 @@ import graphgen.ops.shapes
 import graphgen.ops.sizes
 import graphgen.ops.variants
 import graphgen.ops.versions
-from graphgen.errors import fitting, missing, near
+from graphgen.arguments import fitting
+from graphgen.errors import missing, near
 from graphgen.ops.activation import (
     elu,
     gelu,

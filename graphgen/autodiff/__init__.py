@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen import ops
+from graphgen.arguments import checked
 from graphgen.autodiff.reverse import owned, prepared, walk
 from graphgen.autodiff.sequences import without_sequences
 from graphgen.edit import infer_model, lift_constants, register_constants, tidy
@@ -24,6 +25,7 @@ from graphgen.value import Tensor, adopt
 _SMALL = 1024  # the most bytes to fold
 
 
+@checked
 def grad(model: ModelLike, *, of: str | None = None, wrt: Iterable[str] | None = None) -> ir.Model:
     """A copy of `model` with the gradient of one output as further outputs, named `<name>_grad`.
 

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, Unpack
 
+from graphgen.arguments import checked
 from graphgen.batch.engines import local, on_ray
 from graphgen.batch.images import PIXELS, Images
 from graphgen.batch.results import COLUMNS, Results
@@ -106,6 +107,7 @@ class StageOptions(GenerationOptions, total=False):
     adapters: Mapping[str, Given] | None
 
 
+@checked
 class Stage:
     """A table of rows in, the same with columns of the model's results out.
 
@@ -202,6 +204,7 @@ class Spans(Stage):
         return super().__call__(self.lines.read(span))
 
 
+@checked
 def map_file(
     folder: str | Path,
     data: str | Path,

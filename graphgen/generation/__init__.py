@@ -9,6 +9,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
+from graphgen.arguments import checked
 from graphgen.display import fields, on_screen
 from graphgen.errors import GraphgenError, user_line, warn
 from graphgen.export.by_row import Chosen, Given, numbers_of
@@ -38,6 +39,7 @@ from graphgen.operands import Array
 from graphgen.runtime import Provider
 
 
+@checked
 def generate(
     model: "str | os.PathLike[str] | ModelLike | Generator",
     prompts: Prompts,
@@ -99,6 +101,7 @@ def generate(
     return model(prompts, adapter=chosen, **options)
 
 
+@checked
 class Generator:
     """A decoder and its tokenizer, opened once for many prompts.
 

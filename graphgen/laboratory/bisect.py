@@ -22,6 +22,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
+from graphgen.arguments import checked
 from graphgen.display import on_screen
 from graphgen.errors import GraphgenError
 from graphgen.export.artifact_files import (
@@ -39,7 +40,7 @@ from graphgen.graph import ModelLike
 from graphgen.laboratory.text import short_text
 from graphgen.match import Engine, Pass, PassReport, run_passes
 from graphgen.measure import cost
-from graphgen.measure.accuracy import differ, finite, references
+from graphgen.measure.accuracy import differ, finite, gradients_differ, references
 from graphgen.measure.feeds import at_sizes, given_sizes, invent
 from graphgen.measure.latency import latency, measure
 from graphgen.operands import Array
@@ -382,25 +383,7 @@ def _kind(step: Step) -> tuple[int, str]:
     return step.index, re.split(r"\d", step.reason)[0]
 
 
-def gradients_differ(wanted: Sequence[Array], got: Sequence[Array]) -> float:
-    """The largest relative RMS error of a loss and its gradients, which come behind it.
-
-    A gradient below a thousandth of the largest is compared with that thousandth: one that is zero
-    but for rounding, as that of the bias of keys, has no digits of its own.
-    """
-    loss = differ(wanted[:1], got[:1]).rel_rms
-    sizes = [float(np.sqrt(np.mean(np.square(x)))) if x.size else 0.0 for x in wanted[1:]]
-    least = max(sizes, default=0.0) / 1000 or 1.0
-    errors = [
-        float(np.sqrt(np.mean(np.square(b - a)))) / max(size, least)
-        if a.shape == b.shape
-        else np.inf
-        for size, a, b in zip(sizes, wanted[1:], got[1:], strict=True)
-        if a.size
-    ]
-    return max([loss, *(e if e >= 0 else np.inf for e in errors)])  # NaN is beyond any limit
-
-
+@checked
 def bisect(
     model: str | os.PathLike[str] | ModelLike | Prepared,
     *,

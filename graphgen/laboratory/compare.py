@@ -16,6 +16,7 @@ import onnx_ir as ir
 from rich.console import Console
 from rich.progress import Progress
 
+from graphgen.arguments import checked
 from graphgen.errors import GraphgenError, one_of
 from graphgen.export.read import load
 from graphgen.export.session import model_of
@@ -39,6 +40,7 @@ from graphgen.targets import Device, target as find_target
 from graphgen.traits import Trait, has
 
 
+@checked
 def compare(
     model: str | os.PathLike[str] | ModelLike,
     *,

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import onnx_ir as ir
 
+from graphgen.arguments import checked
 from graphgen.display import in_notebook, on_screen
 from graphgen.edit import lift_constants
 from graphgen.export.session import model_of
@@ -93,6 +94,7 @@ class Diff:
         return as_page(self, self.to_json(), graphs, same=self.same)
 
 
+@checked
 def diff(a: _Given, b: _Given, *, canonical: bool = False) -> Diff:
     """Align two models by structure and list what differs.
 

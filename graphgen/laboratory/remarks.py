@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Unpack
 
+from graphgen.arguments import checked
 from graphgen.display import on_screen
 from graphgen.errors import GraphgenError
 from graphgen.export.session import model_of
@@ -71,6 +72,7 @@ def _line(site: Site) -> str:
     return "  ".join(parts) + (at["source"] and f"\n      {at['source']}")
 
 
+@checked
 def explain(
     model: str | os.PathLike[str] | ModelLike,
     pass_name: str,

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 
+from graphgen.arguments import checked
 from graphgen.errors import GraphgenError
 from graphgen.export.session import model_of
 from graphgen.graph import ModelLike, constant, count_operators, operator_name
@@ -78,6 +79,7 @@ def _plain(attr: ir.Attr) -> str:
     return str(list(value) if isinstance(value, tuple) else value)
 
 
+@checked
 def assert_graph(
     model: str | os.PathLike[str] | ModelLike, wanted: str | None = None, /, **counts: int
 ) -> None:

@@ -121,6 +121,25 @@ def _differ(reference: Array, got: Array) -> Error:
     return Error(apart, apart / max(largest, tiny), float(relative), ulp, agreement)
 
 
+def gradients_differ(wanted: Sequence[Array], got: Sequence[Array]) -> float:
+    """The largest relative RMS error of a loss and its gradients, which come behind it.
+
+    A gradient below a thousandth of the largest is compared with that thousandth: one that is zero
+    but for rounding, as that of the bias of keys, has no digits of its own.
+    """
+    loss = differ(wanted[:1], got[:1]).rel_rms
+    sizes = [float(np.sqrt(np.mean(np.square(x)))) if x.size else 0.0 for x in wanted[1:]]
+    least = max(sizes, default=0.0) / 1000 or 1.0
+    errors = [
+        float(np.sqrt(np.mean(np.square(b - a)))) / max(size, least)
+        if a.shape == b.shape
+        else np.inf
+        for size, a, b in zip(sizes, wanted[1:], got[1:], strict=True)
+        if a.size
+    ]
+    return max([loss, *(e if e >= 0 else np.inf for e in errors)])  # NaN is beyond any limit
+
+
 def largest_difference(x: Array, y: Array) -> float:
     """max |x - y| of two arrays of one shape; also infinite if texts differ."""
     found, (x, y) = 0.0, (x.reshape(-1), y.reshape(-1))

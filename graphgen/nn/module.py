@@ -12,9 +12,10 @@ from zlib import crc32
 import numpy as np
 import onnx_ir as ir
 
+from graphgen.arguments import checked, fitting
 from graphgen.display import on_screen
 from graphgen.edit import to_model
-from graphgen.errors import GraphgenError, fitting, user_line
+from graphgen.errors import GraphgenError, check_seed, user_line
 from graphgen.forms import simplified
 from graphgen.graph import DECLARED, NAMES_OF
 from graphgen.infer import describe, new_context
@@ -27,7 +28,11 @@ Initializer = Callable[[np.random.Generator, tuple[int, ...]], Array]
 
 def normal(std: float) -> Initializer:
     """Gaussian weights of mean 0."""
-    return lambda rng, shape: rng.standard_normal(shape, np.float32) * np.float32(std)
+    return partial(_normal, np.float32(std))  # unlike a lambda, modules with it can be pickled
+
+
+def _normal(std: np.float32, rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    return rng.standard_normal(shape, np.float32) * std
 
 
 def zeros(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
@@ -203,6 +208,7 @@ def count_parameters(module: Module) -> int:
     return sum(math.prod(p.shape) for _, p in members(module) if isinstance(p, Parameter))
 
 
+@checked
 def initialize(
     module: Module, *, seed: int = 0, weights: Mapping[str, Any] | None = None
 ) -> dict[str, Parameter]:
@@ -211,6 +217,7 @@ def initialize(
     Raises a GraphgenError that names all weights that are missing, left over or of another shape,
     and for two parameters of one path.
     """
+    check_seed("initialize", seed)
     found = dict[str, Parameter]()
     for path, item in members(module):
         if path in found:
@@ -307,6 +314,7 @@ Outputs: TypeAlias = Tensor | tuple[Tensor, ...] | Mapping[str, Tensor]
 """What a module or function may return for `build`."""
 
 
+@checked
 def build(
     module: Callable[..., Outputs],
     /,
@@ -351,7 +359,7 @@ def build(
         }
         try:
             inspect.signature(module).bind(**values)
-        except TypeError as e:
+        except (TypeError, ValueError) as e:  # a ValueError for what shows no signature
             raise GraphgenError(
                 f"build: {in_line(module)} called with {', '.join(values)}: {e}{user_line()}"
             ) from e

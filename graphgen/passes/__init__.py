@@ -12,6 +12,7 @@ from typing import Any, TypedDict
 import onnx_ir as ir
 
 from graphgen import ops
+from graphgen.arguments import checked
 from graphgen.display import Tabular, fields, in_notebook, on_screen, preformatted
 from graphgen.edit import infer_model, lift_constants, without_defaults
 from graphgen.errors import GateError, GraphgenError
@@ -269,6 +270,7 @@ class OptimizeOptions(TypedDict, total=False):
     after_each: Callable[[str, ir.Model], None] | None
 
 
+@checked
 def optimize(
     model: ModelLike,
     *,

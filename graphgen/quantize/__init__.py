@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 from rich.progress import track
 
+from graphgen.arguments import checked
 from graphgen.bits import Bits, Blocks, BlockSize, Rows, chunks, to_blocks, to_rows
 from graphgen.edit import identity_of, to_model
 from graphgen.errors import GraphgenError, one_of
@@ -33,7 +34,6 @@ from graphgen.op import Op
 from graphgen.operands import Array
 from graphgen.ops.quantized import (
     dynamic_quantize_linear,
-    gather_block_quantized,
     matmul_integer_to_float,
     matmul_nbits,
 )
@@ -44,7 +44,7 @@ from graphgen.processor import FITS, INT8_KEY, NEEDS, saturating_product
 from graphgen.quantize.calibration import Seen, observed, random_feeds
 from graphgen.quantize.effect import Layer, Report, opened
 from graphgen.quantize.experts import chooses_experts, experts_of, layers_of, obstacle, treat
-from graphgen.quantize.sites import AccuracyLevel, Site, product, rows, site_at
+from graphgen.quantize.sites import AccuracyLevel, Site, product, reads_rows, rows, site_at
 from graphgen.quantize.spool import Spool
 from graphgen.record import Tape, recording
 from graphgen.targets import Target, TargetName, target as find_target
@@ -67,6 +67,7 @@ _VERIFIED = (7, 1)  # sizes to start from when verifying a layer
 _FLOAT = ir.DataType.FLOAT
 
 
+@checked
 def quantize(
     model: ModelLike,
     scheme: Scheme,
@@ -249,9 +250,8 @@ class Quantizing:
 
     def _alone(self, site: Site) -> bool:
         """Whether rows cannot be read from the integers of a product."""
-        odd = self.profile.name == "cuda" and site.columns // self.size % 2 == 1  # misreads zeros
-        whole = reads_rows(self.profile) and site.columns % self.size == 0
-        return site.table and self.scheme == "int4" and (odd or not whole)
+        int4 = site.table and self.scheme == "int4"
+        return int4 and not reads_rows(self.profile, site.columns, self.size)
 
     def _treat(
         self, graph: ir.Graph, group: Sequence[Site], seen: Mapping[ir.Value, Seen]
@@ -362,12 +362,6 @@ def settle(layer: Layer, done: Done | None) -> None:
     if done is None or done.status != "fired":
         layer.scheme = "float"
         layer.reason = "it comes after the last that was wanted" if done is None else done.reason
-
-
-def reads_rows(profile: Target) -> bool:
-    """Whether a target reads rows of a table of blocks with four bits."""
-    kernels = profile.kernels.get((op := gather_block_quantized).domain, {}).get(op.name, [])
-    return any("uint8" in dtypes.get("T1", ()) for *_, dtypes in kernels)
 
 
 def profile_of(who: str, scheme: Scheme, name: TargetName) -> Target:

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
+from graphgen.arguments import checked
 from graphgen.display import Tabular, in_bytes, on_screen
 from graphgen.errors import GraphgenError, one_of
 from graphgen.export.write import export
@@ -120,6 +121,7 @@ def opened(model: ir.Model) -> Iterator[Session]:
         yield Session(export(model, Path(folder) / "model.onnx"), provider="cpu")
 
 
+@checked
 def effect(
     before: ModelLike,
     after: ModelLike,

@@ -15,13 +15,12 @@ from graphgen.quantize import (
     layout_of,
     named,
     profile_of,
-    reads_rows,
     rules_of,
     settle,
     total_bytes,
 )
 from graphgen.quantize.effect import Layer, Report
-from graphgen.quantize.sites import Site, product, rows, site_at
+from graphgen.quantize.sites import Site, product, reads_rows, rows, site_at
 from graphgen.quantize.spool import Spool
 from graphgen.targets import TargetName
 
@@ -56,7 +55,8 @@ def keep_bits(
         for weight, group in groups.items():
             blocks: Blocks = kept[weight][0]()
             profile = profile_of("keep_bits", "int4" if blocks.bits == 4 else "weights8", target)
-            able = blocks.bits == 8 or reads_rows(profile)
+            size = blocks.integers.shape[-1] * 8 // blocks.bits
+            able = blocks.bits == 8 or reads_rows(profile, blocks.columns, size)
             arrays = layout_of(blocks, False)
             made = {
                 role: named(model.graph, f"{weight.name}_{role}", spool.keep(array))
@@ -72,7 +72,7 @@ def keep_bits(
                 able: bool = able,
             ) -> Rewrite | Refusal:
                 if site.table and not able:
-                    return Refusal(f"{target} reads no rows of four bits")
+                    return Refusal(f"{target} reads no rows of such blocks of four bits")
                 y = (
                     rows(site, made, shape)
                     if site.table

@@ -22,6 +22,7 @@ from graphgen.ops.quantized import (
 )
 from graphgen.recognize.axes import permutation_of
 from graphgen.record import current_tape
+from graphgen.targets import Target
 from graphgen.value import Tensor, Value, adopt
 
 AccuracyLevel: TypeAlias = Literal[0, 4]
@@ -227,6 +228,15 @@ def rows(site: Site, made: Mapping[str, ir.Value], shape: tuple[int, ...]) -> Te
         return y if padded == shape[1] else ops.slice_(y, [0], [shape[1]], [-1])
     table, size = ops.reshape(given["int4"], [shape[0], -1]), _block_size(made["int4"], 4)
     return gather_block_quantized(table, indices, scale, given["zero_point"], block_size=size)
+
+
+def reads_rows(target: Target, columns: int, block_size: int) -> bool:
+    """Whether a target reads rows of a table in blocks of four bits."""
+    kernels = target.kernels.get((op := gather_block_quantized).domain, {}).get(op.name, [])
+    able = any("uint8" in dtypes.get("T1", ()) for *_, dtypes in kernels)
+    blocks, rest = divmod(columns, block_size)
+    misread = target.name == "cuda" and blocks % 2 == 1  # two zero points share a byte
+    return able and not rest and not misread
 
 
 def _block_size(integers: ir.Value, bits: int) -> int:

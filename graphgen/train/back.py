@@ -8,6 +8,7 @@ from typing import Any
 import onnx_ir as ir
 
 from graphgen import ops
+from graphgen.arguments import checked
 from graphgen.errors import GraphgenError, user_line
 from graphgen.export.adapters import Adapter
 from graphgen.export.artifact_files import CHECKPOINT
@@ -32,6 +33,7 @@ SHARD = 5_000_000_000
 """The most bytes of a file of weights, unless one weight alone has more."""
 
 
+@checked
 def to_checkpoint(
     folder: str | os.PathLike[str],
     run: str | os.PathLike[str],

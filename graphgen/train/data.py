@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from graphgen.display import fields, on_screen
-from graphgen.errors import GraphgenError
+from graphgen.errors import GraphgenError, check_seed
 from graphgen.export.columns import Column, Rows
 from graphgen.export.named_losses import IGNORED, LABELS
 from graphgen.operands import Array
@@ -68,6 +68,7 @@ class Dataset:
         by_length: bool = False,
         padding: Mapping[str, Padding] | None = None,
     ) -> None:
+        check_seed(who, seed or 0)
         counts = {name: _length(column) for name, column in columns.items()}
         self._count = min(counts.values(), default=0)
         problem = ""

@@ -11,13 +11,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 
-from graphgen.errors import GraphgenError, user_line
+from graphgen.errors import GraphgenError, check_seed, user_line
 from graphgen.export.adapters import LORA, Adapter
 from graphgen.export.artifact_files import CHECKPOINT
 from graphgen.export.checkpoint import Checkpoint, OptimizerState
@@ -73,6 +74,7 @@ class Engine:
         strict: bool,
         processes: Processes,
     ) -> None:
+        check_seed(who, seed)
         self._lower = functools.partial(lower, directory, cpu=provider in (None, "auto", "cpu"))
         program, start = self._lower(accumulate), Checkpoint.load(directory / CHECKPOINT)
         self.who, self.seed, self.step, self.processes = who, seed, 0, processes
@@ -464,7 +466,7 @@ def _number(loss: Array) -> float:
 
 def check_rate(who: str, rate: float, what: str) -> None:
     """Raise for a learning rate that is not finite, or below 0; `what` says where it is from."""
-    if not 0.0 <= rate < math.inf:
+    if not isinstance(rate, Real) or not 0.0 <= rate < math.inf:
         raise GraphgenError(
             f"{who}: {what} {rate}; a learning rate is finite and at least 0{user_line()}"
         )

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import TypeAlias
 
+from graphgen.arguments import checked
 from graphgen.errors import GraphgenError, positive, user_line, warn
 
 __all__ = ["Schedule", "constant", "cosine", "inverse_sqrt", "linear", "noam", "polynomial"]
@@ -33,6 +34,7 @@ def name_of(schedule: Schedule) -> str | None:
     return repr(schedule) if isinstance(schedule, _Named) else None
 
 
+@checked
 def constant(rate: float, *, warmup: int = 0) -> Schedule:
     """η(t) = rate · min(1, t / warmup)."""
     _check_rate("constant", rate)
@@ -42,6 +44,7 @@ def constant(rate: float, *, warmup: int = 0) -> Schedule:
     return _Named(name, lambda step: rate * min(1.0, step / max(warmup, 1)))
 
 
+@checked
 def linear(rate: float, *, warmup: int, steps: int) -> Schedule:
     """η(t) = rate · t / warmup up to `warmup`, then down to 0 at `steps`, both straight."""
     _check_rate("linear", rate)
@@ -55,6 +58,7 @@ def linear(rate: float, *, warmup: int, steps: int) -> Schedule:
     return _Named(f"linear({float(rate)}, warmup={warmup}, steps={steps})", schedule)
 
 
+@checked
 def polynomial(
     rate: float, *, warmup: int, steps: int, final: float = 0.0, power: float = 1.0
 ) -> Schedule:
@@ -77,6 +81,7 @@ def polynomial(
     return _Named(f"polynomial({float(rate)}, warmup={warmup}, steps={steps}, {how})", schedule)
 
 
+@checked
 def cosine(
     rate: float, *, warmup: int, steps: int, final: float = 0.0, cycles: int = 1
 ) -> Schedule:
@@ -102,6 +107,7 @@ def cosine(
     return _Named(f"cosine({float(rate)}, warmup={warmup}, steps={steps}, {how})", schedule)
 
 
+@checked
 def inverse_sqrt(rate: float, *, warmup: int) -> Schedule:
     """η(t) = rate · min(t / warmup, √(warmup / t)) (T5, arXiv 1910.10683)."""
     _check_rate("inverse_sqrt", rate)
@@ -112,6 +118,7 @@ def inverse_sqrt(rate: float, *, warmup: int) -> Schedule:
     return _Named(name, lambda step: rate * min(step / warmup, math.sqrt(warmup / step)))
 
 
+@checked
 def noam(features: int, *, warmup: int) -> Schedule:
     """η(t) = features^-½ · min(t^-½, t · warmup^-1.5) (arXiv 1706.03762, equation 3)."""
     if features < 1 or warmup < 1:

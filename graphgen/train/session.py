@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from graphgen.arguments import checked
 from graphgen.errors import GraphgenError, user_line
 from graphgen.export.artifact_files import EVAL, parse_artifact, read_artifact
 from graphgen.export.checkpoint import Checkpoint
@@ -24,6 +25,7 @@ from graphgen.train.parallel import Processes
 from graphgen.train.resume import BATCHES
 
 
+@checked
 class TrainingSession:
     """Trains a folder that `gg.artifacts` wrote, and leaves the loop to you.
 

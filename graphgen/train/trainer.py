@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from graphgen.arguments import checked
 from graphgen.display import fields, on_screen
 from graphgen.errors import GraphgenError, one_of, positive, user_line
 from graphgen.export.adapters import Adapter
@@ -31,6 +32,7 @@ from graphgen.train.run import Bar, History, Run, standing
 from graphgen.train.schedule import Schedule, constant
 
 
+@checked
 class Trainer:
     """Trains the parameters in a folder that `gg.artifacts` wrote, and needs nothing else.
 
@@ -109,6 +111,7 @@ class Trainer:
         """Copies of all parameters by name, the frozen ones last; integers of those in few bits."""
         return self._engine.parameters
 
+    @checked
     def fit(
         self,
         batches: Batches,
@@ -264,10 +267,12 @@ class Trainer:
             calls("end", history)
             return history
 
+    @checked
     def evaluate(self, batches: Batches) -> float:
         """The loss of all batches as one, without dropout: a mean over all labels that count."""
         return mean_loss(self._engine, batches)
 
+    @checked
     def measure(self, batches: Batches, metrics: Sequence[AnyMetric]) -> dict[str, float]:
         """The mean loss without dropout, as `loss`, and metrics by their names.
 
@@ -277,6 +282,7 @@ class Trainer:
         """
         return measure(self._engine, batches, Metrics(metrics, self._engine))
 
+    @checked
     def predict(
         self, batches: Batches, *, outputs: Sequence[str] | None = None
     ) -> dict[str, Array]:
@@ -286,6 +292,7 @@ class Trainer:
         """
         return predictions(self._engine, batches, outputs)
 
+    @checked
     def find_rate(
         self,
         batches: Batches,
@@ -302,6 +309,7 @@ class Trainer:
         options = {"lowest": lowest, "highest": highest}
         return find_rate(self._engine, batches, steps=steps, **options)
 
+    @checked
     def export(
         self, model: str | os.PathLike[str] | ModelLike, path: str | os.PathLike[str]
     ) -> Path:

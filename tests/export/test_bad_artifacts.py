@@ -89,7 +89,7 @@ def refused(made, tmp_path, monkeypatch, capsys):
         ("half.onnx --loss mse", "weight is float16[8, 4]; only float32 is trained: convert it"),
         ("art/checkpoint", "art/checkpoint is not an ONNX model"),
         ("m.onnx --output y --z-loss -1", "z_loss is -1.0; it must be at least 0"),
-        ("m.onnx --output y --accumulate 0", "accumulate is 0; it must be a number from 1"),
+        ("m.onnx --output y --accumulate 0", "accumulate is 0; it must be an int"),
     ],
 )
 def test_what_cannot_be_trained(refused, command, told, place):

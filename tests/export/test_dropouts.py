@@ -105,7 +105,7 @@ def test_the_inference_model_has_no_dropout(tmp_path):
 def test_what_import_refuses(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(__import__("sys").modules, "torch", None)
     with pytest.raises(GraphgenError, match=r"from_torch needs torch 2.6 or newer .*pip install"):
-        gg.from_torch(json, ())
+        gg.from_torch(json.dumps, ())
     for text, problem in (
         ("nothing_here:f", "ModuleNotFoundError"),
         ("json:dump_s", "json has no function 'dump_s'; did you mean 'dumps'"),

@@ -146,9 +146,9 @@ def test_how_many_batches_make_an_update_is_in_the_metadata(tmp_path):
         ({"loss": "output", "output": "output"}, "output has no effect with loss=output"),
         ({"z_loss": -1.0}, "z_loss is -1.0; it must be at least 0"),
         ({"z_loss": float("nan")}, "z_loss is nan"),
-        ({"accumulate": 0}, "accumulate is 0; it must be a number from 1"),
+        ({"accumulate": 0}, "accumulate is 0; it must be an integer of at least 1"),
         ({"accumulate": 2.5}, "accumulate is 2.5"),
-        ({"accumulate": True}, "accumulate is True; it must be a number from 1"),
+        ({"accumulate": True}, "accumulate is True; it must be an int"),
     ],
 )
 def test_a_loss_that_makes_no_sense_is_one_error(tmp_path, options, message):

@@ -16,8 +16,9 @@ from graphgen.commands import main
 from graphgen.export.artifact_files import TRAINING, parse_artifact
 from graphgen.export.artifacts import Prepared, artifacts
 from graphgen.infer import new_context
-from graphgen.laboratory.bisect import Step, bisect, gradients_differ
+from graphgen.laboratory.bisect import Step, bisect
 from graphgen.match import Engine, Rewrite, run_passes
+from graphgen.measure.accuracy import gradients_differ
 from graphgen.measure.feeds import at_sizes, invent
 from graphgen.models.decoder import DecoderLM
 from graphgen.passes.training import MARK, accumulate, products, recompute

@@ -13,8 +13,9 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen import ops
+from graphgen.arguments import checked
 from graphgen.edit import tidy
-from graphgen.errors import GraphgenError
+from graphgen.errors import GraphgenError, check_seed
 from graphgen.graph import PUBLISHED, constant, produced_by
 from graphgen.match import Engine, Miss, Pass, PassReport, Rewired, Rewrite, Rule, run_passes
 from graphgen.op import Op, find_op, is_a, read_attributes
@@ -39,6 +40,7 @@ bits by less than the second (int4 by 0.15); others differ by about 1.4."""
 _SITES = 1 << 20  # the first number of a mask of ours; those of a model count from 0
 
 
+@checked
 @dataclass(frozen=True)
 class LoRA:
     """Low-rank adaptation: y = x W + s · dropout(x) Aᵀ Bᵀ, of which only A and B are trained.
@@ -78,6 +80,7 @@ class LoRA:
             raise GraphgenError(f"LoRA: {problem}") from None
         if isinstance(self.rank, bool) or not isinstance(self.rank, int) or self.rank < 1:
             raise GraphgenError(f"LoRA: rank is {self.rank!r}; it must be an integer from 1")
+        check_seed("LoRA", self.seed)
         if not 0.0 < self.scale < math.inf:
             raise GraphgenError(f"LoRA: alpha is {self.alpha!r}; it must be positive and finite")
         if not 0.0 <= self.dropout < 1.0:
