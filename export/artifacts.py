@@ -206,10 +206,9 @@ def artifacts(
     names = [weight.name for weight in made.table if weight.trained]
     others = {name: array for name, array in made.weights.items() if name not in names}
     checkpoint = Checkpoint({name: made.weights[name] for name in names}, others)
-    if "lora" in made.described:
-        checkpoint.properties[LORA] = json.dumps(made.described["lora"], sort_keys=True)
-    if "base" in made.described:
-        checkpoint.properties[BASE] = json.dumps(made.described["base"], sort_keys=True)
+    for name, key in (("lora", LORA), ("base", BASE)):
+        if name in made.described:
+            checkpoint.properties[key] = json.dumps(made.described[name], sort_keys=True)
     with ExitStack() as files:
         if report is not None:  # first, since no artifacts are replaced if it cannot be written
             [beside] = files.enter_context(replacing("artifacts: report", report))
