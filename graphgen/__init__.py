@@ -1,17 +1,18 @@
 """A compiler for transformers: declare, fuse, export as ONNX, run and train on ONNX Runtime."""
 
+import os.path  # and what else is loaded already: Ctrl-C has a traceback until this is imported
 import sys
 from importlib import import_module
-from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 from graphgen.version import VERSION
 
+TYPE_CHECKING = False
 __version__ = VERSION
 
-if not Path(__file__).with_name("ops").is_dir():  # a clone without symbolic links, run in place
-    __path__.append(str(Path(__file__).parents[1]))
+_folder = os.path.dirname(os.path.abspath(__file__))
+if not os.path.isdir(f"{_folder}/ops"):  # a clone without symbolic links, run in place
+    __path__.append(os.path.dirname(_folder))
 
 if TYPE_CHECKING:  # others import a name when it is first used: see `_Roof`
     from graphgen import nn, ops

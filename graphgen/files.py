@@ -64,7 +64,7 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
 
 
 def read_row(line: str | bytes) -> Any:
-    """The value in a line of JSON. Raises ValueError, also for an object with a name twice.
+    """The value in a text of JSON. Raises ValueError, also for an object with a name twice.
 
     `json.loads` takes the last of its values, without a word.
     """
@@ -86,7 +86,7 @@ def read_json(path: Path, kind: type | tuple[type, ...] = dict) -> Any:
             raise GraphgenError(
                 f"{path} has {size:,} bytes; it must be a JSON file of at most 16 MiB"
             )
-        found = json.loads(text := read_bytes(path).decode("utf-8-sig"))
+        found = read_row(text := read_bytes(path).decode("utf-8-sig"))
         if "\\u" in text:
             json.dumps(found, ensure_ascii=False).encode()  # half a character is no text
     except OSError as error:

@@ -20,6 +20,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from graphgen.errors import GraphgenError
+from graphgen.files import read_row
 
 Array = NDArray[Any]
 
@@ -89,7 +90,7 @@ def read_headers(path: Path) -> tuple[list[Weight], dict[str, Any]]:
             )
         text = stream.read(length)
     try:
-        header = json.loads(text, object_pairs_hook=_once)
+        header = read_row(text)
         metadata = dict(header.pop("__metadata__", None) or {})
         entries = []
         for name, entry in header.items():
@@ -126,14 +127,6 @@ def overlap_in(spans: Iterable[tuple[int, int, str]]) -> str:
         if start < end:
             return f"{one!r} and {other!r} share bytes"
     return ""
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON, of which nothing is named twice."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a name stands twice")
-    return found
 
 
 def _size(value: Any) -> int:

@@ -34,7 +34,7 @@ STANDS_ON = {
     "garbage": [],
     "header": ["expansion", "files", "display"],
     "processor": [],
-    "safetensors": ["errors"],
+    "safetensors": ["files"],
     "plan": ["display"],
     "providers": ["errors"],
     "opening": ["header", "providers", "processor", "version"],

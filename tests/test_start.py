@@ -6,6 +6,8 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+
 import graphgen as gg
 
 ROOF = Path(gg.__file__)
@@ -221,3 +223,24 @@ def test_operators_are_known_to_whoever_asks_first():
         """
     )
     assert printed == "6"
+
+
+@pytest.mark.parametrize("where", ["graphgen.commands", "graphgen.commands.optimize", "signal"])
+def test_an_interrupt_of_the_first_imports_is_one_line(where: str) -> None:
+    program = f"""
+    import sys
+
+    class Interrupting:
+        def find_spec(self, name, path=None, target=None):
+            if name == {where!r}:
+                raise KeyboardInterrupt
+
+    from graphgen.__main__ import start
+
+    sys.modules.pop({where!r}, None)
+    sys.meta_path.insert(0, Interrupting())
+    start()
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "graphgen: interrupted\n")

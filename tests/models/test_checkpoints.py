@@ -553,6 +553,7 @@ def test_every_field_is_honored_or_refused(kind):
         ("[" * 100_000, "config.json is not JSON: "),
         ("\xff", "config.json is not JSON: "),
         ("", "config.json is not JSON: "),
+        ('{"a": {"b": 1, "b": 1}}', "config.json is not JSON: two values of an object"),
         ("{}" + " " * (1 << 24), "it must be a JSON file of at most 16 MiB"),
     ],
 )
@@ -637,7 +638,7 @@ def test_a_name_stands_twice_in_a_header(folder, refused):
     told = data[8:end].replace(f'"{other}"'.encode(), f'"{one}"'.encode())
     new = len(told).to_bytes(8, "little") + told + data[end:]
     (folder / "model.safetensors").write_bytes(new)
-    assert "a name stands twice" in refused()
+    assert "two values of an object are called" in refused()
 
 
 @pytest.mark.parametrize(
