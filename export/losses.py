@@ -103,7 +103,7 @@ def _terms(
     several = not isinstance(loss, (str, Loss)) and not callable(loss)
     if not loss:
         raise GraphgenError(f"artifacts: loss is {loss!r}; give a loss, or a list of them")
-    given = list(loss) if several else [loss]  # type: ignore[arg-type]
+    given: list[Any] = [*loss] if several else [loss]  # type: ignore[misc]
     terms = list[Loss | Callable[..., Any]]()
     for one in given:
         if isinstance(one, str):

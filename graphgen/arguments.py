@@ -10,6 +10,7 @@ from types import NoneType, UnionType
 from typing import (
     Any,
     Literal,
+    Optional,
     ParamSpec,
     TypeVar,
     Union,
@@ -117,7 +118,8 @@ def _kinds(call: Callable[..., Any]) -> dict[str, Any]:
     for name, p in inspect.signature(call).parameters.items():
         kind = p.annotation
         if get_origin(kind) is Unpack:
-            found |= get_type_hints(get_args(kind)[0])
+            further = get_type_hints(get_args(kind)[0])
+            found |= {each: Optional[further[each]] for each in further}  # noqa: UP045  # not given
         if p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) or kind is p.empty:
             continue
         if isinstance(kind, str):

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import json
 import os
 import re
 import subprocess
@@ -10,6 +11,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 
@@ -153,6 +155,10 @@ def test_checkpoints_print_what_stands_there(
         assert main(command.split()) == 0
         found = (re.sub(r" +[\d,.]+ tokens/s", "", s) for s in (told, capsys.readouterr().out))
         assert next(found) == next(found)
+    assert main([*command.split(), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    jsonschema.validate(rows, json.loads((DOCS / "map.schema.json").read_text()))
+    assert rows["rows"] == 2
 
 
 TEXTS = {path: path.read_text() for top in (DOCS.parent, DOCS) for path in top.glob("*.md")}

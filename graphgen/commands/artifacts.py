@@ -14,6 +14,7 @@ from graphgen.commands.options import (
     N,
     keywords,
     numbers,
+    print_json,
     show,
     written,
 )
@@ -43,17 +44,23 @@ def run(options: argparse.Namespace) -> None:
         "dims": numbers("--dim", options.dim),
     }
     found = gg.artifacts(options.model, options.directory, **keywords(gg.artifacts, options) | own)
+    folders = [options.directory]
+    if options.web is not None:
+        from graphgen.train.web import write_web
+
+        write_web(options.directory, options.web)
+        folders.append(options.web)
+    files = {str(folder): sorted(file.name for file in folder.iterdir()) for folder in folders}
+    if options.json:
+        weights = [weight._asdict() for weight in found]
+        print_json({"graphgen": gg.__version__, "files": files, "weights": weights})
+        return
     listed = Weights(w for w in found if w.why not in ("a constant", "only float32 is trained"))
     show(listed.table())
     if len(listed) < len(found):
         print(f"and {len(found) - len(listed)} constants")
-    written = sorted(file.name for file in options.directory.iterdir())
-    print(f"{options.directory}: {', '.join(written)}")
-    if options.web is not None:
-        from graphgen.train.web import write_web
-
-        names = sorted(file.name for file in write_web(options.directory, options.web).iterdir())
-        print(f"{options.web}: {', '.join(names)}")
+    for folder, names in files.items():
+        print(f"{folder}: {', '.join(names)}")
 
 
 def _memory(text: str) -> int:
@@ -147,6 +154,7 @@ def add_options(add: Callable[..., Any]) -> None:
     add("--verify", help="check every rewrite by running both sides", **FLAG)
     add("--stop-after", help="apply only the first N rewrites", **N)
     add("--report", help="write what docs/report.schema.json describes, not into the folder", **OUT)
+    add("--json", help="print what docs/artifacts.schema.json describes", **FLAG)
     add(
         "--dtype",
         default="fp32",

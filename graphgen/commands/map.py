@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import graphgen as gg
 from graphgen.commands.generate import add_sampling, options_of
 from graphgen.commands.options import (
     ADAPTER,
@@ -16,6 +17,7 @@ from graphgen.commands.options import (
     N,
     adapters_of,
     keywords,
+    print_json,
 )
 from graphgen.errors import GraphgenError
 
@@ -32,6 +34,10 @@ def run(options: argparse.Namespace) -> None:
         if not 1 <= given[name] <= 1 << 20:
             raise GraphgenError(f"--{name} is {given[name]}; give 1 to {1 << 20}")
     count = map_file(options.folder, options.data, options.output, **given)
+    if options.json:
+        found = {"graphgen": gg.__version__, "output": str(options.output), "rows": count}
+        print_json(found)
+        return
     print(f"{options.output}: {count:,} rows")
 
 
@@ -63,4 +69,5 @@ def add_options(add: Callable[..., Any]) -> None:
     add("--strict", **STRICT)
     add("--adapter", **(ADAPTER | {"help": ADAPTER["help"] + "a row's column `adapter` chooses"}))
     add("--truncate", help="cut texts that are longer than the context", **FLAG)
+    add("--json", help="print what docs/map.schema.json describes", **FLAG)
     add_sampling(add)

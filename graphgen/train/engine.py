@@ -464,7 +464,7 @@ def _number(loss: Array) -> float:
     return float(np.asarray(loss).reshape(()))
 
 
-def check_rate(who: str, rate: float, what: str) -> None:
+def check_rate(who: str, rate: Any, what: str) -> None:
     """Raise for a learning rate that is not finite, or below 0; `what` says where it is from."""
     if not isinstance(rate, Real) or not 0.0 <= rate < math.inf:
         raise GraphgenError(

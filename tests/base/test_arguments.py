@@ -58,7 +58,10 @@ Call = Callable[[], object]
         (lambda: gg.Trainer("art", schedule=0.1), "schedule is 0.1; it must be a function or None"),
         (lambda: gg.Trainer("art", seed=True), "Trainer: seed is True; it must be an int"),
         (lambda: gg.schedule.cosine("1e-3", warmup=1, steps=2), "rate is '1e-3'; it must be a f"),
-        (lambda: gg.generate(MODEL, [[1]], seed="a"), "generate: seed is 'a'; it must be an int"),
+        (
+            lambda: gg.generate(MODEL, [[1]], seed="a"),
+            "generate: seed is 'a'; it must be an int or None",
+        ),
     ],
 )
 def test_an_argument_of_another_kind_is_one_error(call: Call, problem: str) -> None:

@@ -111,7 +111,11 @@ def test_the_main_job(folder, run):
     np.testing.assert_allclose(
         np.load("out.npz")["logits"], np.load("plain.npz")["logits"], atol=1e-5
     )
-    assert "training_model.onnx" in run("artifacts m.onnx -o art --clip-norm 1 --weight-decay 0.1")
+    command = "artifacts m.onnx -o art --clip-norm 1 --weight-decay 0.1 --web web"
+    assert "training_model.onnx" in run(command)
+    found = valid(json.loads(run(f"{command} --json")), "artifacts")
+    assert "training_model.onnx" in found["files"]["art"] and [*found["files"]] == ["art", "web"]
+    assert sum(weight["trained"] for weight in found["weights"]) == 36
     run("train art --data data.npz --steps 30 --lr 0.01 --checkpoint runs/a")
     again = "train art --data data.npz --steps 60 --lr 0.01 --checkpoint runs/a --resume"
     again += " --allow-changes schedule"
