@@ -30,8 +30,6 @@ class Metrics(tuple[Metric, ...]):
 
     def __new__(cls, given: Sequence[AnyMetric], engine: Engine) -> "Metrics":
         """Raises GraphgenError for one that is unknown, or reads what the artifacts do not keep."""
-        if isinstance(given, str) or callable(given):
-            raise GraphgenError(f"{engine.who}: metrics is {given!r}; give a list of them")
         found = super().__new__(cls, map(read_metric, given))
         names = ["loss", *(metric.name for metric in found)]
         if twice := [name for name in names if names.count(name) > 1]:
@@ -134,8 +132,6 @@ def predictions(
     """Outputs for all rows, by name; None stands for all that the evaluation can return."""
     if engine.processes.size > 1:
         raise GraphgenError(f"{engine.who}: predictions need one process, which has all samples")
-    if isinstance(outputs, str):
-        raise GraphgenError(f"{engine.who}: outputs is {outputs!r}; give a list of names")
     names: Sequence[str | None] = engine.outputs if outputs is None else outputs
     wanted = tuple(output_of(name, engine, "predict") for name in names or (None,))
     found = [one.outputs for one in evaluated(engine, batches, wanted, all_rows=True)]

@@ -126,7 +126,7 @@ def test_the_best_is_kept_by_a_metric(folder, tmp_path):
         (["accuracy"], "metric accuracy needs an output to predict with, and there are kinds, siz"),
         (["accuracy:kind"], "there are kinds, sizes; did you mean 'kinds'"),
         (["accuracy:kinds", "accuracy:kinds"], "two metrics are called accuracy_kinds"),
-        ("accuracy", "metrics is 'accuracy'; give a list"),
+        ("accuracy", "metrics is 'accuracy'; it must be a list"),
         (["nowhere:f"], "metric nowhere:f: ModuleNotFoundError"),
         ([metrics.Metric(max, output="kinds", labels="y")], "wants the labels 'y'; the inputs are"),
         ([metrics.Metric(lambda p, y: math.nan, "m", output="kinds")], "metric m is nan; it must"),
