@@ -82,9 +82,15 @@ def checked(public: Public) -> Public:
 
     A text is no list of texts, and "no" is not False. What it raises names the user's line.
     """
+    made: Any = public
     if isinstance(public, type):
         setattr(public, "__init__", checked(vars(public)["__init__"]))  # noqa: B010
-        return public
+    else:
+        made = _checking(public)
+    return made  # type: ignore[no-any-return]
+
+
+def _checking(public: Callable[..., Any]) -> Callable[..., Any]:
     call, signature = fitting(public), inspect.signature(public)
 
     @wraps(public)
@@ -107,8 +113,7 @@ def checked(public: Public) -> Public:
                 error.args = (f"{error}{line}",)
             raise
 
-    made: Any = wrapper
-    return made  # type: ignore[no-any-return]
+    return wrapper
 
 
 @cache

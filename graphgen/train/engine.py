@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -466,7 +465,7 @@ def _number(loss: Array) -> float:
 
 def check_rate(who: str, rate: Any, what: str) -> None:
     """Raise for a learning rate that is not finite, or below 0; `what` says where it is from."""
-    if not isinstance(rate, Real) or not 0.0 <= rate < math.inf:
+    if not isinstance(rate, int | float | np.floating) or not 0.0 <= rate < math.inf:
         raise GraphgenError(
             f"{who}: {what} {rate}; a learning rate is finite and at least 0{user_line()}"
         )
