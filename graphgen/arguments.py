@@ -102,10 +102,7 @@ def _checking(public: Callable[..., Any]) -> Callable[..., Any]:
         for name, value in {**given, **kwargs}.items():
             kind = _kinds(public).get(name, Any)
             if not _fits(value, kind):
-                shown = f"{value!r:.60}".partition("\n")[0]
-                raise GraphgenError(
-                    f"{_name(public)}: {name} is {shown}; it must be {_in_words(kind)}{user_line()}"
-                )
+                raise GraphgenError(f"{_name(public)}: {_problem(name, value, kind)}{user_line()}")
         try:
             return call(*args, **kwargs)
         except GraphgenError as error:
@@ -171,6 +168,24 @@ def _fits(value: object, kind: Any) -> bool:
     if isinstance(value, list | tuple) and issubclass(origin, Iterable):
         return parts[1:] not in ((), (...,)) or all(_fits(x, parts[0]) for x in value)
     return isinstance(value, origin)
+
+
+def _problem(name: str, value: object, kind: Any) -> str:
+    """What is wrong with an argument, or with the first of its elements that is."""
+    kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    inner = [get_args(k)[0] for k in kinds if isinstance(value, list | tuple) and _is_list(k)]
+    for i, x in enumerate(value if isinstance(value, list | tuple) and inner else ()):
+        if not any(_fits(x, k) for k in inner):
+            return _problem(f"{name}[{i}]", x, Union[tuple(inner)])  # noqa: UP007  # of variables
+    shown = f"{value!r:.60}".partition("\n")[0]
+    return f"{name} is {shown}; it must be {_in_words(kind)}"
+
+
+def _is_list(kind: Any) -> bool:
+    """Whether a kind is a list of others, or something like it."""
+    origin = get_origin(kind)
+    several = isinstance(origin, type) and issubclass(origin, Iterable)
+    return several and not issubclass(origin, Mapping) and origin is not np.ndarray
 
 
 def _in_words(kind: Any) -> str:

@@ -188,7 +188,7 @@ def test_a_sum_of_losses(tmp_path):
         ("cross_entropy:axis=1.5", "axis is '1.5', which is no number"),
         ("cross_entropy:weight=0/0", r"weight is \(0.0, 0.0\); it must be numbers from 0"),
         ([], r"loss is \[\]; give a loss, or a list"),
-        ([3], r"loss is \[3\]; it must be a text, Loss\(...\), a function or a list of these"),
+        ([3], r"loss\[0\] is 3; it must be a text, Loss\(...\) or a function"),
         (["mse", "l1:labels=x"], "the model has an input 'x' already"),
         (["mse", "cross_entropy:axis=1"], "'labels' are labels of two losses"),
     ],

@@ -481,7 +481,7 @@ def test_a_batch_that_counts_for_nothing_is_one_error(plain):
             fit(trainer(plain), [batch, nothing])
     with pytest.raises(GraphgenError, match="batch 0 is a tuple of 3; give one array for each of"):
         fit(trainer(plain), [(1, 2, 3)])
-    with pytest.raises(GraphgenError, match="batch 0 is a int; give a dictionary with arrays"):
+    with pytest.raises(GraphgenError, match=r"batches\[0\] is 1; it must be a dictionary"):
         fit(trainer(plain), [1])
     one = trainer(plain)
     assert one.evaluate([batch, empty, ignored]) == one.evaluate([batch])
