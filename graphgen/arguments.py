@@ -208,9 +208,7 @@ def _in_words(kind: Any) -> str:
     several = f" of {_PLAIN[parts[-1]][2]}" if parts and parts[-1] in _PLAIN else ""
     if is_typeddict(origin) or issubclass(origin, Mapping):
         return f"a dictionary{several}"
-    return (
-        f"a list{several}" if parts and issubclass(origin, Iterable) else f"{origin.__name__}(...)"
-    )
+    return f"a list{several}" if _is_list(kind) else f"{origin.__name__}(...)"
 
 
 def _either(words: Iterable[str]) -> str:
