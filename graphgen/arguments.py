@@ -173,9 +173,14 @@ def _fits(value: object, kind: Any) -> bool:
 def _problem(name: str, value: object, kind: Any) -> str:
     """What is wrong with an argument, or with the first of its elements that is."""
     kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
-    inner = [get_args(k)[0] for k in kinds if isinstance(value, list | tuple) and _is_list(k)]
-    for i, x in enumerate(value if isinstance(value, list | tuple) and inner else ()):
-        if not any(_fits(x, k) for k in inner):
+    inner, parts = list[Any](), dict[Any, Any]()
+    if isinstance(value, list | tuple):
+        inner, parts = [get_args(k)[0] for k in kinds if _is_list(k)], dict(enumerate(value))
+    elif isinstance(value, Mapping):
+        inner = [get_args(k)[1] for k in kinds if _is_of(k, Mapping)]
+        parts = {repr(key): x for key, x in value.items() if isinstance(key, str)}
+    for i, x in parts.items():
+        if inner and not any(_fits(x, k) for k in inner):
             return _problem(f"{name}[{i}]", x, Union[tuple(inner)])  # noqa: UP007  # of variables
     shown = f"{value!r:.60}".partition("\n")[0]
     return f"{name} is {shown}; it must be {_in_words(kind)}"
@@ -183,9 +188,12 @@ def _problem(name: str, value: object, kind: Any) -> str:
 
 def _is_list(kind: Any) -> bool:
     """Whether a kind is a list of others, or something like it."""
+    return _is_of(kind, Iterable) and not (_is_of(kind, Mapping) or _is_of(kind, np.ndarray))
+
+
+def _is_of(kind: Any, of: Any) -> bool:
     origin = get_origin(kind)
-    several = isinstance(origin, type) and issubclass(origin, Iterable)
-    return several and not issubclass(origin, Mapping) and origin is not np.ndarray
+    return isinstance(origin, type) and issubclass(origin, of)
 
 
 def _in_words(kind: Any) -> str:
