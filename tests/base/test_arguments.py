@@ -45,7 +45,7 @@ Call = Callable[[], object]
         (lambda: gg.optimize(MODEL, passes="clean"), "passes is 'clean'; it must be a list of te"),
         (
             lambda: gg.optimize(MODEL, expect={"gelu": "1"}),
-            "expect.*gelu.* is .1.; it must be an int",
+            "expect.*gelu.* is .1.; it must be an",
         ),
         (lambda: gg.explain(MODEL, "clean", stop_after=1.5), "explain: stop_after is 1.5; it must"),
         (lambda: gg.grad(MODEL, wrt="x"), "grad: wrt is 'x'; it must be a list of texts or None"),

@@ -489,7 +489,7 @@ def test_bad_input_is_told_in_one_line(arguments, told, tmp_path, capsys):
         ({"dims": {"batch": 1.5}}, "compare: dims['batch'] is 1.5; it must be an int"),
         ({"dims": {"batch": "1"}}, "compare: dims['batch'] is '1'; it must be an int"),
         ({"dims": SIZES, "passes": []}, "compare: there are no passes"),
-        ({"dims": SIZES, "against": 3}, "compare: against is a int; give a path"),
+        ({"dims": SIZES, "against": 3}, "compare: against is 3; it must be a path or None"),
         ({"dims": SIZES, "kinds": "only"}, "compare: kinds is 'only'; it must be a list or None"),
         ({"dims": {**SIZES, "sequence": 4}}, "for input_ids is of shape [2, 5], and sequence is 4"),
         ({"inputs": {"input_ids": np.ones((2, 5), np.int32)}}, "is int32[2, 5], not int64[batch"),
