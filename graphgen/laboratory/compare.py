@@ -85,8 +85,6 @@ def compare(
     """
     path = Path(model) if isinstance(model, str | os.PathLike) else None
     given: Any = model if path else model_of(model, "compare")
-    if not isinstance(against, str | os.PathLike | None):
-        raise GraphgenError(f"compare: against is a {type(against).__name__}; give a path")
     if not 0 <= seconds < math.inf:
         raise GraphgenError(f"compare: seconds is {seconds}; it must be at least 0")
     if not passes:
