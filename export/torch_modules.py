@@ -15,12 +15,8 @@ from typing import Any
 
 import onnx_ir as ir
 
-<<<<<<< HEAD
-from graphgen.edit import identity_of, infer_model, tidy
-=======
 from graphgen.arguments import checked
-from graphgen.edit import identity_of
->>>>>>> 4900c35 (Public functions refuse arguments of other kinds than they declare, at the user's line)
+from graphgen.edit import identity_of, infer_model, tidy
 from graphgen.errors import GraphgenError, near, user_line
 from graphgen.export.outputs import SIGNATURE
 from graphgen.export.read import load

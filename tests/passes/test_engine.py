@@ -92,7 +92,8 @@ def test_stop_after_applies_the_first_rewrites_only() -> None:
 
 @pytest.mark.parametrize("count", [-1, 2.5])
 def test_only_whole_numbers_of_rewrites_can_be_applied(count: Any) -> None:
-    told = rf"stop_after is {count}; it must be an int(eger of at least 0| or None) \(test_engine.py:\d+\)$"
+    wanted = r"an int(eger of at least 0| or None) \(test_engine.py:\d+\)$"
+    told = f"stop_after is {count}; it must be {wanted}"
     with pytest.raises(GraphgenError, match=told):
         optimize(three_relus(), stop_after=count)
 
