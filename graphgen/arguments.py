@@ -80,7 +80,8 @@ def _name(call: Callable[..., Any]) -> str:
 def checked(public: Public) -> Public:
     """A public function or class that refuses arguments of other kinds than its annotations name.
 
-    A text is no list of texts, and "no" is not False. What it raises names the user's line.
+    A text is no list of texts, and "no" is not False. Numbers of numpy become those of Python.
+    What it raises names the user's line.
     """
     made: Any = public
     if isinstance(public, type):
@@ -96,15 +97,21 @@ def _checking(public: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(public)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         try:
-            given = signature.bind(*args, **kwargs).arguments
+            bound = signature.bind(*args, **kwargs)
         except TypeError:
-            given = {}  # `fitting` says what is wrong
-        for name, value in {**given, **kwargs}.items():
-            kind = _kinds(public).get(name, Any)
-            if not _fits(value, kind):
-                raise GraphgenError(f"{_name(public)}: {_problem(name, value, kind)}{user_line()}")
+            return call(*args, **kwargs)  # `fitting` says what is wrong
+        further = next((n for n, p in signature.parameters.items() if p.kind is p.VAR_KEYWORD), "")
+        for given in (bound.arguments, bound.arguments.get(further, {})):
+            for name, value in given.items():
+                kind = _kinds(public).get(name, Any)
+                if _fits(value, kind):
+                    continue
+                if not isinstance(value, np.generic) or not _fits(value.item(), kind):
+                    problem = _problem(name, value, kind)
+                    raise GraphgenError(f"{_name(public)}: {problem}{user_line()}")
+                given[name] = value.item()
         try:
-            return call(*args, **kwargs)
+            return call(*bound.args, **bound.kwargs)
         except GraphgenError as error:
             if (line := user_line()) and not re.search(r"\(\S+:\d+\)", str(error)):
                 error.args = (f"{error}{line}",)

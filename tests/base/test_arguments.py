@@ -77,11 +77,16 @@ def test_an_argument_of_another_kind_is_one_error(call: Call, problem: str) -> N
 
 
 def test_kinds_that_stand_for_others_are_taken() -> None:
-    """Tuples for lists, and lists for tuples, numbers for texts of the runtime."""
+    """Tuples for lists, lists for tuples, numbers of numpy, numbers for texts of the runtime."""
     best = gg.optimize(MODEL, stop_after=3, passes=("clean",), expect={})
     assert gg.Session(best, optimize=np.bool_(False), outputs=("output",))(x=[1, 1])[0].sum() == 1
     assert gg.Session(best, options={"intra_op_num_threads": 2}).plan.threads == 2
     assert gg.AdamW(betas=[0.5, 1 / 2]).betas == [0.5, 0.5]
+    warmup = gg.schedule.cosine(np.float32(0.5), warmup=np.int64(1), steps=np.int64(2))
+    assert repr(warmup) == "cosine(0.5, warmup=1, steps=2, final=0.0)"
+    assert gg.build(gg.ops.softmax, seed=np.int64(1), x=X)
+    with pytest.raises(GraphgenError, match=r"steps is np.float64\(2.5\); it must be an int"):
+        gg.schedule.cosine(1.0, warmup=1, steps=np.float64(2.5))
 
 
 @pytest.mark.parametrize("name", sorted({*gg.__all__} - {"nn", "ops", "schedule", "Tensor"}))
