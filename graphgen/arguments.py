@@ -170,8 +170,10 @@ def _fits(value: object, kind: Any) -> bool:
         return all(_fits(k, names) and (kinds is str or _fits(x, kinds)) for k, x in value.items())
     if not parts or issubclass(origin, Callable | Mapping):  # type: ignore[arg-type]
         return isinstance(value, origin)
-    if issubclass(origin, Iterable) and isinstance(value, str | bytes | Mapping):
+    if issubclass(origin, Iterable) and isinstance(value, str | bytes):
         return False
+    if isinstance(value, Mapping):  # a list of its keys, where the order does not matter
+        return isinstance(value, origin) and all(_fits(key, parts[0]) for key in value)
     if isinstance(value, list | tuple) and issubclass(origin, Iterable):
         return parts[1:] not in ((), (...,)) or all(_fits(x, parts[0]) for x in value)
     return isinstance(value, origin)

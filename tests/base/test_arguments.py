@@ -85,6 +85,8 @@ def test_kinds_that_stand_for_others_are_taken() -> None:
     warmup = gg.schedule.cosine(np.float32(0.5), warmup=np.int64(1), steps=np.int64(2))
     assert repr(warmup) == "cosine(0.5, warmup=1, steps=2, final=0.0)"
     assert gg.build(gg.ops.softmax, seed=np.int64(1), x=X)
+    loss = gg.build(lambda x: gg.ops.reduce_sum(x, keepdims=False), x=X)
+    assert gg.grad(loss, wrt={"x": 1}).graph.outputs[-1].name == "x_grad"
     with pytest.raises(GraphgenError, match=r"steps is np.float64\(2.5\); it must be an int"):
         gg.schedule.cosine(1.0, warmup=1, steps=np.float64(2.5))
 

@@ -64,7 +64,7 @@ def find_family(config: Config) -> Family:
         if parts := [name for name in _PARTS if isinstance(config.given(name), dict)]:
             raise GraphgenError(
                 f"{config.where}: {config.model_type!r} is a model of several parts, "
-                f"{', '.join(parts)}; there are clip and siglip of such: give one of text alone"
+                f"{', '.join(parts)}; of such, only clip and siglip are known: give one of text"
             )
         raise GraphgenError(
             f"{config.where}: there is no model_type {config.model_type!r}; there are "
