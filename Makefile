@@ -21,7 +21,8 @@ CLIENT := $(BIN)/python -m pytest -m "not parity" -rs
 SWIFTSHADER := /usr/lib/chromium/vk_swiftshader_icd.json
 OLDER := 1.16.3 1.23.2 webgpu-1.25.1
 NEWEST_OF := onnxruntime onnx onnx-ir onnxscript
-TESTS := not parity and not checkers and not exhaustive and not cuda and not webgpu
+HERE := not parity and not checkers and not cuda and not webgpu
+TESTS := $(HERE) and not exhaustive
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
@@ -107,7 +108,7 @@ fuzz: $(VENV)/.ready-test ## 2,000 new random graphs and as many programs: make 
 	    --hypothesis-seed=$(SEED) -rP
 
 exhaustive: $(VENV)/.ready-test ## the tests and cases that `make test` leaves out
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "exhaustive and not parity and not checkers and not cuda and not webgpu"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "$(HERE) and exhaustive"
 
 fuzz-files: $(VENV)/.ready-test ## 2,000 new damaged files, each read by a command: make fuzz-files [GRAPHS=500] [SEED=7]
 	$(BIN)/python tests/test_fuzz_files.py --count $(GRAPHS) --seed $(SEED) --jobs 2

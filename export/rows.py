@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from graphgen.errors import GraphgenError, needed
 from graphgen.export.write import replacing
-from graphgen.files import read_row, regular
+from graphgen.files import parse_json, regular
 
 Span = dict[str, int]
 Row = dict[str, Any]
@@ -61,7 +61,7 @@ def scan(
                 for i, line in enumerate(lines):
                     where = f"{file}, line {number + i}"
                     if line.strip():
-                        row = read_row(line)
+                        row = parse_json(line)
                         if not isinstance(row, dict):
                             raise ValueError(f"a {type(row).__name__}, not an object")
                         check(row := _as_text(row, as_text), where)

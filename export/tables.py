@@ -16,7 +16,7 @@ from graphgen.errors import GraphgenError, needed
 from graphgen.export.columns import Chunk, Column, Rows, read_number
 from graphgen.export.named_losses import IGNORED
 from graphgen.export.rows import Lines, Row, Span, scan
-from graphgen.files import present, read_bytes, read_json, read_row, regular
+from graphgen.files import parse_json, present, read_bytes, read_json, regular
 from graphgen.operands import Array
 
 KINDS = (".jsonl", ".csv", ".parquet", ".pq", ".arrow")
@@ -113,7 +113,7 @@ def _json_lines(path: Path) -> Objects:
     for number, line in enumerate(read_bytes(path).split(b"\n"), 1):
         try:
             if line.strip():
-                row = read_row(line.decode("utf-8-sig"))
+                row = parse_json(line.decode("utf-8-sig"))
                 if not isinstance(row, dict):
                     raise ValueError(f"a {type(row).__name__}, not an object")
                 rows.append((number, row))

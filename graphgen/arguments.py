@@ -93,6 +93,8 @@ def checked(public: Public) -> Public:
 
 def _checking(public: Callable[..., Any]) -> Callable[..., Any]:
     call, signature = fitting(public), inspect.signature(public)
+    parameters = signature.parameters.values()
+    further = next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), "")
 
     @wraps(public)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -100,7 +102,6 @@ def _checking(public: Callable[..., Any]) -> Callable[..., Any]:
             bound = signature.bind(*args, **kwargs)
         except TypeError:
             return call(*args, **kwargs)  # `fitting` says what is wrong
-        further = next((n for n, p in signature.parameters.items() if p.kind is p.VAR_KEYWORD), "")
         for given in (bound.arguments, bound.arguments.get(further, {})):
             for name, value in given.items():
                 kind = _kinds(public).get(name, Any)

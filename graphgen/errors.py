@@ -11,10 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, NoneType
-from typing import Any, ParamSpec, TypeVar, get_args
-
-Given = ParamSpec("Given")
-Made = TypeVar("Made")
+from typing import Any, get_args
 
 _PACKAGE = Path(__file__).resolve().parent
 OURS = tuple(

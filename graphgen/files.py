@@ -63,12 +63,12 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
         return stream.read(os.fstat(stream.fileno()).st_size)
 
 
-def read_row(line: str | bytes) -> Any:
+def parse_json(text: str | bytes) -> Any:
     """The value in a text of JSON. Raises ValueError, also for an object with a name twice.
 
     `json.loads` takes the last of its values, without a word.
     """
-    return json.loads(line, object_pairs_hook=_once)
+    return json.loads(text, object_pairs_hook=_once)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def read_json(path: Path, kind: type | tuple[type, ...] = dict) -> Any:
             raise GraphgenError(
                 f"{path} has {size:,} bytes; it must be a JSON file of at most 16 MiB"
             )
-        found = read_row(text := read_bytes(path).decode("utf-8-sig"))
+        found = parse_json(text := read_bytes(path).decode("utf-8-sig"))
         if "\\u" in text:
             json.dumps(found, ensure_ascii=False).encode()  # half a character is no text
     except OSError as error:

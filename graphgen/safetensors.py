@@ -20,7 +20,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from graphgen.errors import GraphgenError
-from graphgen.files import read_row
+from graphgen.files import parse_json
 
 Array = NDArray[Any]
 
@@ -90,7 +90,7 @@ def read_headers(path: Path) -> tuple[list[Weight], dict[str, Any]]:
             )
         text = stream.read(length)
     try:
-        header = read_row(text)
+        header = parse_json(text)
         metadata = dict(header.pop("__metadata__", None) or {})
         entries = []
         for name, entry in header.items():

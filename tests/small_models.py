@@ -17,6 +17,17 @@ from graphgen.processor import processor
 from graphgen.record import recording
 
 
+class RowClassifier(nn.Module):
+    """Products of rows of tokens, and one of a vector for each row."""
+
+    def __init__(self) -> None:
+        self.embedding, self.head = nn.Embedding(11, 8), nn.Linear(8, 3)
+        self.stack = nn.Encoder(8, layers=2, num_heads=2, dropout=0.0, hidden=12)
+
+    def __call__(self, ids: Any) -> Any:
+        return {"logits": self.head(self.stack(self.embedding(ids))[:, 0])}
+
+
 class Block(nn.Module):
     """A pre-norm block with everything that the passes fuse."""
 

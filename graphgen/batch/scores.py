@@ -10,7 +10,7 @@ import numpy as np
 
 from graphgen.batch import Stage
 from graphgen.errors import GraphgenError
-from graphgen.files import read_row, regular
+from graphgen.files import parse_json, regular
 from graphgen.generation import Generator
 from graphgen.generation.decoder import task_of
 from graphgen.models.published.folder import context, encoded
@@ -77,7 +77,7 @@ def _read(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             continue
         where = f"{file}, line {number}"
         try:
-            row = read_row(line)
+            row = parse_json(line)
         except (ValueError, RecursionError) as error:
             raise GraphgenError(f"{where} is not JSON: {error}; give one object a line") from error
         keys = {*row} if isinstance(row, dict) else set[str]()

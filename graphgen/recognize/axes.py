@@ -193,6 +193,12 @@ def permutation_of(transpose: ir.Node) -> list[int]:
     return [] if x is None or x.shape is None else list(range(len(x.shape)))[::-1]
 
 
+def swaps_last(transpose: ir.Node) -> bool:
+    """Whether it transposes matrices: a product can read them so."""
+    n = len(perm := permutation_of(transpose))
+    return n > 1 and perm == [*range(n - 2), n - 1, n - 2]
+
+
 def follow(node: ir.Node, dims: Dims) -> Dims | None:
     """The axes of a layout operator's result, from those of its input; None if unknown."""
     x, shape = node.inputs[0], node.outputs[0].shape

@@ -60,8 +60,8 @@ from graphgen.recognize.axes import (
     Dim,
     View,
     leaves,
-    permutation_of,
     size_in,
+    swaps_last,
 )
 from graphgen.recognize.scores import PRODUCTS, multiplied, operand_of
 from graphgen.record import current_tape
@@ -408,10 +408,7 @@ def vector_in_front(node: ir.Node) -> Rewrite | None:
     """
     a, v = present_inputs(node)
     turn = produced_by(a, transpose)
-    if turn is None or v.shape is None or len(v.shape) != 1:
-        return None
-    perm = permutation_of(turn)
-    if len(perm) < 2 or perm != [*range(len(perm) - 2), len(perm) - 1, len(perm) - 2]:
+    if turn is None or not swaps_last(turn) or v.shape is None or len(v.shape) != 1:
         return None
     return Rewrite(matmul(Value(v), adopt(turn.inputs[0])), [a, v], "v A", may_share=True)
 

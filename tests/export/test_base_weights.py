@@ -9,10 +9,10 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 from schemes import SCHEMES
-from small_models import vary
+from small_models import RowClassifier, vary
 
 import graphgen as gg
-from graphgen import nn, safetensors
+from graphgen import safetensors
 from graphgen.commands import main
 from graphgen.errors import GraphgenError, GraphgenWarning
 from graphgen.export.adapters import Adapter
@@ -26,19 +26,8 @@ IDS = np.random.default_rng(0).integers(0, 11, (3, 5))
 OTHER = "adapter: it was trained beside other weights than the model has"
 
 
-class Classifier(nn.Module):
-    """Products of rows of tokens, and one of a vector for each row."""
-
-    def __init__(self) -> None:
-        self.embedding, self.head = nn.Embedding(11, 8), nn.Linear(8, 3)
-        self.stack = nn.Encoder(8, layers=2, num_heads=2, dropout=0.0, hidden=12)
-
-    def __call__(self, ids: Any) -> Any:
-        return {"logits": self.head(self.stack(self.embedding(ids))[:, 0])}
-
-
 def built(seed: int) -> Any:
-    return gg.optimize(gg.build(vary(Classifier()), seed=seed, ids=gg.int64["batch", "seq"]))
+    return gg.optimize(gg.build(vary(RowClassifier()), seed=seed, ids=gg.int64["batch", "seq"]))
 
 
 def changed(model: Any, change: Any) -> Any:

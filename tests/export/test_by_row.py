@@ -7,7 +7,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 from schemes import SCHEMES
-from small_models import relative_rms, vary
+from small_models import RowClassifier, relative_rms, vary
 
 import graphgen as gg
 from graphgen import nn, ops
@@ -21,20 +21,9 @@ from graphgen.quantize import quantize
 IDS = np.random.default_rng(0).integers(0, 11, (4, 5))
 
 
-class Classifier(nn.Module):
-    """Products of rows of tokens, and one of a vector for each row."""
-
-    def __init__(self) -> None:
-        self.embedding, self.head = nn.Embedding(11, 8), nn.Linear(8, 3)
-        self.stack = nn.Encoder(8, layers=2, num_heads=2, dropout=0.0, hidden=12)
-
-    def __call__(self, ids: Any) -> Any:
-        return {"logits": self.head(self.stack(self.embedding(ids))[:, 0])}
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: Any) -> Path:
-    built = gg.build(vary(Classifier()), ids=gg.int64["batch", "seq"])
+    built = gg.build(vary(RowClassifier()), ids=gg.int64["batch", "seq"])
     return Path(gg.export(gg.optimize(built), tmp_path_factory.mktemp("by_row") / "m.onnx"))
 
 

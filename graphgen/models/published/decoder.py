@@ -147,9 +147,11 @@ def tasks(specify: Callable[[Config], Specification]) -> Mapping[str, Callable[[
     def generating(config: Config) -> CausalLM:
         spec = specified(config)
         if spec.both_sides:
-            name = "is_causal" if config.given("is_causal") is False else _BOTH_SIDES
-            wanted = f"{not config.given(name)}".lower() + " to continue texts: give --task "
-            config.refuse(name, config.given(name), f"{wanted}feature-extraction to embed them")
+            name, wanted = _BOTH_SIDES, "false"
+            if config.given("is_causal") is False:
+                name, wanted = "is_causal", "true"
+            wanted += " to continue texts: give --task feature-extraction to embed them"
+            config.refuse(name, config.given(name), wanted)
         return CausalLM(spec)
 
     return {

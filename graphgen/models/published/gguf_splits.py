@@ -28,6 +28,7 @@ _ONES = ("smollm", "starcoder", "refact", "command-r")
 
 
 def _split(pattern: str) -> dict[str, Any]:
+    # As JSON, since it is no operator of a graph: a test counts where these are named.
     part: dict[str, Any] = json.loads('{"type": "Split", "behavior": "Isolated", "invert": false}')
     return part | {"pattern": {"Regex": pattern}}
 

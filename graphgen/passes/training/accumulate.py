@@ -28,8 +28,8 @@ from graphgen.passes.training.activations import share_factors
 from graphgen.passes.training.adapters import initializer
 from graphgen.passes.training.batch_norms import NEXT, is_moved
 from graphgen.passes.training.blocks import in_blocks
-from graphgen.passes.training.products import swaps_last
 from graphgen.places import where_is
+from graphgen.recognize.axes import swaps_last
 from graphgen.targets import target
 from graphgen.value import Tensor, adopt
 

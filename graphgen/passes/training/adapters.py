@@ -78,7 +78,7 @@ class LoRA:
         except (re.error, TypeError) as error:
             problem = f"targets is {self.targets!r}, which is no regular expression: {error}"
             raise GraphgenError(f"LoRA: {problem}") from None
-        if isinstance(self.rank, bool) or not isinstance(self.rank, int) or self.rank < 1:
+        if self.rank < 1:
             raise GraphgenError(f"LoRA: rank is {self.rank!r}; it must be an integer from 1")
         check_seed("LoRA", self.seed)
         if not 0.0 < self.scale < math.inf:

@@ -9,7 +9,7 @@ from graphgen import ops
 from graphgen.graph import present_inputs, produced_by
 from graphgen.match import Engine, Pass, PassReport, Rewrite, Rule
 from graphgen.op import Op, find_op, is_a, read_attributes
-from graphgen.recognize.axes import permutation_of
+from graphgen.recognize.axes import permutation_of, swaps_last
 from graphgen.value import Tensor, Value, adopt
 
 
@@ -155,12 +155,6 @@ def _half(x: ir.Value, dtype: ir.DataType) -> Tensor:
     if before is not None and before.dtype is dtype:
         return Value(before)
     return ops.cast(adopt(x), to=dtype)
-
-
-def swaps_last(transpose: ir.Node) -> bool:
-    """Whether it transposes matrices: a product can read them so."""
-    perm = permutation_of(transpose)
-    return len(perm) > 1 and perm == _swap(len(perm))
 
 
 def transposes_operands(node: ir.Node) -> bool:
