@@ -76,11 +76,11 @@ class LossWeights:
         weight, which is then not looked for.
         """
         kinds = list[Kind | None]()
-        for loss, told in terms:
-            if told is None:
+        for loss, given in terms:
+            if given is None:
                 kinds.append(self._kind(graph_value(loss)))
             else:
-                again = self._again(self._tape.operand(told))
+                again = self._again(self._tape.operand(given))
                 if again is None:
                     raise GraphgenError(
                         "artifacts: the weight of the loss depends on weights of the model, or on "

@@ -100,12 +100,12 @@ class _Chosen:
     ) -> None:
         several = isinstance(given, Sequence) and not isinstance(given, str)
         parts: list[Any] = [*given] if several else [given]  # type: ignore[misc]
-        told = [repr(p) if isinstance(p, str) else type(p).__name__ for p in parts]
-        self.given = f"{option}=" + (f"[{', '.join(told)}]" if several else told[0])
+        texts = [repr(p) if isinstance(p, str) else type(p).__name__ for p in parts]
+        self.given = f"{option}=" + (f"[{', '.join(texts)}]" if several else texts[0])
         self.meant, self._patterns = set[str](), list[re.Pattern[str]]()
         self._unmatched = list[str]()
         self._option, self._tied, values = option, tied, graph.initializers
-        for part, text in zip(parts, told, strict=True):
+        for part, text in zip(parts, texts, strict=True):
             if not isinstance(part, str):
                 self.meant.update(_names_of(part, option, graph))
             elif part in values and not is_constant_name(part):

@@ -113,8 +113,8 @@ def missing(who: str, name: str, hint: str) -> AttributeError:
     """The error for a name that a module does not have."""
     if name.startswith("_"):  # Python asks for such names
         return AttributeError(f"module {who!r} has no attribute {name!r}")
-    told = f"{who} has no {name}{hint}{user_line()}"
-    return MissingNameError(told, name=name, obj=sys.modules[who])
+    message = f"{who} has no {name}{hint}{user_line()}"
+    return MissingNameError(message, name=name, obj=sys.modules[who])
 
 
 def misspelled(given: Iterable[str], known: Sequence[str]) -> str:

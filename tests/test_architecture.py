@@ -170,13 +170,23 @@ What is known of an operator belongs to its declaration: these numbers may only 
 
 
 def names_of_operators(path: Path) -> int:
-    """The words of its strings that are operators, but for docstrings, texts and `__all__`."""
+    """The words of its strings that are operators, but for docstrings, texts and `__all__`.
+
+    The `type` of a dictionary is a part of tokenizer.json, of which some have an operator's name.
+    """
     known = {name for _, name in TABLE} | {s.name for s in onnx.defs.get_all_schemas()}
     tree = ast.parse(path.read_text())
     texts = [n.value for n in ast.walk(tree) if isinstance(n, ast.Expr)]
     texts += [part for n in ast.walk(tree) if isinstance(n, ast.JoinedStr) for part in n.values]
     public = [n for n in tree.body if isinstance(n, ast.Assign) and "__all__" in ast.unparse(n)]
     texts += [name for n in public for name in ast.walk(n)]
+    pairs = [
+        pair
+        for n in ast.walk(tree)
+        if isinstance(n, ast.Dict)
+        for pair in zip(n.keys, n.values, strict=True)
+    ]
+    texts += [value for key, value in pairs if key is not None and ast.unparse(key) == "'type'"]
     count = 0
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in texts:

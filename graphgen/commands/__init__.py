@@ -180,8 +180,8 @@ def _run(arguments: Sequence[str], terminated: Sequence[int]) -> int:
         return _fail(arguments, f"not enough memory: {error}; choose smaller sizes", 2)
     except Exception as error:
         message = f"{type(error).__name__}: {error}; this is a fault in graphgen: please report it "
-        told = "with what the same command prints with --debug, and with `graphgen doctor`"
-        return _fail(arguments, message + told, 1)
+        report = "with what the same command prints with --debug, and with `graphgen doctor`"
+        return _fail(arguments, message + report, 1)
 
 
 @contextlib.contextmanager

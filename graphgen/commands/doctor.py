@@ -191,9 +191,9 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
         attention = f"{check['fused']} of {check['of']} attentions fused"
         rows["check"] = f"{attention}, relative RMS error {check['rel_rms']:.1e} on the CPU"
     wide = max(map(len, rows)) + 2
-    for name, told in rows.items():
-        if told:
-            first, *further = textwrap.wrap(told, 100 - wide, break_on_hyphens=False)
+    for name, text in rows.items():
+        if text:
+            first, *further = textwrap.wrap(text, 100 - wide, break_on_hyphens=False)
             yield f"{name:<{wide}}{first}"
             yield from (" " * wide + line for line in further)
     if not found["problem"]:

@@ -157,9 +157,9 @@ def _reader(
     """What reads prompts into the cache of a session: raises GraphgenError if it does not fit."""
     model = model_in(model, "generate")
     who = f"generate({'prompts' if path is None else path.name})"
-    told = model.metadata_props.get(PROMPTS_KEY, "")
-    if not told.isdecimal():
-        problem = f"its metadata {PROMPTS_KEY} is {told!r}, not a number of tokens"
+    written = model.metadata_props.get(PROMPTS_KEY, "")
+    if not written.isdecimal():
+        problem = f"its metadata {PROMPTS_KEY} is {written!r}, not a number of tokens"
         raise GraphgenError(f"{who}: {problem}; build the folder again")
 
     def open_it() -> Session:
@@ -173,7 +173,7 @@ def _reader(
             raise GraphgenError(f"{who}: {problem}; build the folder again")
         return found
 
-    return Reader(open_it, int(told))
+    return Reader(open_it, int(written))
 
 
 def _by_products(model: ir.Model, device: TargetName | None) -> ir.Model:

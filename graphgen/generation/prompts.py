@@ -122,11 +122,11 @@ def removes_spaces(folder: Path | None, tokenizer: Any) -> bool:
 
     It does not do it for BPE, unless the folder says so in as many words.
     """
-    told = {} if folder is None else folders.settings(folder, "tokenizer_config.json")
+    config = {} if folder is None else folders.settings(folder, "tokenizer_config.json")
     name = "clean_up_tokenization_spaces"
     bpe = type(tokenizer.model).__name__ == "BPE"
-    even = told.get(f"{name}_for_bpe_even_though_it_will_corrupt_output")
-    return bool(told.get(name)) and (not bpe or bool(even))
+    even = config.get(f"{name}_for_bpe_even_though_it_will_corrupt_output")
+    return bool(config.get(name)) and (not bpe or bool(even))
 
 
 def without_spaces(text: str) -> str:

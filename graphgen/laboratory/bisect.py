@@ -134,7 +134,8 @@ class Bisection:
         return found
 
     def __str__(self) -> str:
-        counts = f"{self.rewrites} rewrites, {self.steps} steps; {self.probes} sessions"
+        numbers = {"rewrite": self.rewrites, "step": self.steps, "session": self.probes}
+        counts = ", ".join(f"{n} {word}{'s' * (n != 1)}" for word, n in numbers.items())
         counts += f"; errors against {self.reference}" if self.reference else ""
         counts += "" if self.complete else "; INTERRUPTED, not complete"
         lines = [step.text() for step in self.guilty]

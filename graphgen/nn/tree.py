@@ -83,9 +83,9 @@ def _folded(
 def _lines(name: str, block: _Block, depth: int, margin: str = "") -> Iterator[str]:
     """The block and those in it, `depth` levels deep; a closed one shows how much it holds."""
     whole = depth > 0 or not block.blocks
-    told = block.shapes if whole else f"{block.size:,} parameters"
+    detail = block.shapes if whole else f"{block.size:,} parameters"
     head = f"{name}: " if name else ""
-    yield f"{margin}{head}{block.text}" + (f"  {told}" if told else "")
+    yield f"{margin}{head}{block.text}" + (f"  {detail}" if detail else "")
     if depth:
         folded = _folded(block.blocks, lambda n, x: x._replace(text=f"{n} x {x.text}"))
         for inner, item in folded:

@@ -323,11 +323,11 @@ class _Layer:
 def _lengths_read(model: ir.Model, padding: ir.Value) -> Miss | None:
     """What reads how long a past is: that is the size of the buffers now."""
     attentions = [node for node in model.graph if is_a(node, ops.group_query_attention)]
-    told = behind(value for node in attentions for value in node.inputs[5:7])
+    lengths = behind(value for node in attentions for value in node.inputs[5:7])
     kept = [padding, *(value for node in attentions for value in node.inputs[3:5])]
     for value in (value for value in kept if value is not None):
         for use in value.uses():
-            if use.node not in told and not is_a(use.node, ops.group_query_attention):
+            if use.node not in lengths and not is_a(use.node, ops.group_query_attention):
                 what = f"{use.node.op_type} reads {value.name}, whose length is that of the buffers"
                 return Miss(f"{where_is(use.node)}: {what}; places are wanted as position_ids")
     return None

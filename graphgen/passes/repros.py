@@ -32,11 +32,11 @@ sessions = [ort.InferenceSession(here / f, options) for f in ("before.onnx", "af
 feeds = {unquote(f.stem): np.load(f) for f in here.glob("*.npy")}
 flat = lambda results: [x for y in results for x in (y if isinstance(y, list) else [y])]
 for old, new in zip(*(flat(session.run(None, feeds)) for session in sessions)):
-    told = f"shape {new.shape}, was {old.shape}"
+    change = f"shape {new.shape}, was {old.shape}"
     if old.shape == new.shape:
         error, scale = (np.sqrt(np.mean(np.square(x * 1.0))) for x in (new * 1.0 - old, old))
-        told = f"relative RMS difference {error / scale:.2e}"
-    print("before", old, "after", new, told, sep="\\n")
+        change = f"relative RMS difference {error / scale:.2e}"
+    print("before", old, "after", new, change, sep="\\n")
 '''
 """The script for a wrong result."""
 

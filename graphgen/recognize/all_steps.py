@@ -119,7 +119,7 @@ class AllSteps:
         if None in ranks or any(y.shape is None for y in node.outputs):
             raise UnreadableError(f"a step has {node.op_type} of unknown sizes")
         still = [number for x in given[1:] if (number := constant(x)) is not None]
-        told = moving == given[:1] and len(still) == len(given) - 1  # the rest are numbers
+        alone = moving == given[:1] and len(still) == len(given) - 1  # the rest are numbers
         y_rank = len(node.outputs[0].shape or ())
         if is_a(node, Trait.BROADCASTS, tanh, sigmoid, relu, "Identity", "Cast"):
             if all(rank == y_rank for rank in ranks):
@@ -130,15 +130,15 @@ class AllSteps:
             return [_product(xs, options)]
         elif is_a(node, concat) and len(moving) == len(given):
             return [concat(*xs, axis=options["axis"] % first + 1)]
-        elif is_a(node, _split) and told:
+        elif is_a(node, _split) and alone:
             parts = _split(*xs, **{**options, "axis": options["axis"] % first + 1})
             return parts if isinstance(parts, tuple) else [parts]
-        elif is_a(node, slice_) and told and len(still) > 2:
+        elif is_a(node, slice_) and alone and len(still) > 2:
             starts, ends, axes, *by = still
             return [slice_(xs[0], starts, ends, axes % first + 1, *by)]
         elif is_a(node, gather) and moving == given[1:] and options["axis"] == 0:
             return [gather(*xs, axis=0)]
-        elif is_a(node, unsqueeze) and told:
+        elif is_a(node, unsqueeze) and alone:
             return [unsqueeze(xs[0], still[0] % y_rank + 1)]
         raise UnreadableError(f"a step has {node.op_type}")
 

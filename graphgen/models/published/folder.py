@@ -102,8 +102,8 @@ def tokenizer(
             "copy the right tokenizer.json"
         )
     side = (found.truncation or {}).get("direction", "right")
-    told = settings(folder, "tokenizer_config.json")
-    side = told.get("truncation_side") or side
+    config = settings(folder, "tokenizer_config.json")
+    side = config.get("truncation_side") or side
     if side not in ("left", "right"):
         raise GraphgenError(
             f"{folder / 'tokenizer_config.json'}: truncation_side is {side!r}; it must be 'left' "
@@ -115,7 +115,7 @@ def tokenizer(
         if text not in already and not (full and found.token_to_id(text) is None):
             found.add_special_tokens([text])
     found.no_padding()
-    found.encode_special_tokens = told.get("split_special_tokens") is True
+    found.encode_special_tokens = config.get("split_special_tokens") is True
     if limit is None:
         found.no_truncation()
     else:
@@ -128,9 +128,9 @@ def of_tokenizer(folder: Path) -> dict[str, Any]:
 
     transformers reads it in older folders, whose tokenizer_config.json lists no added tokens.
     """
-    told = settings(folder, "tokenizer_config.json")
-    more = {} if "added_tokens_decoder" in told else settings(folder, "special_tokens_map.json")
-    return told | more
+    config = settings(folder, "tokenizer_config.json")
+    more = {} if "added_tokens_decoder" in config else settings(folder, "special_tokens_map.json")
+    return config | more
 
 
 def _special(folder: Path) -> Iterator[str]:
@@ -139,11 +139,11 @@ def _special(folder: Path) -> Iterator[str]:
     It splits texts at them where tokenizer.json does not, too, with the next free number if they
     have none there; what has no place in the vocabulary then cannot be read by the model.
     """
-    told = of_tokenizer(folder)
-    more = told.get("model_specific_special_tokens")
-    told = told | (more if isinstance(more, dict) else {})
-    names = dict.fromkeys([*SPECIAL, *(name for name in told if name.endswith("_token"))])
-    yield from filter(None, (text_of(told, name) for name in names))
+    config = of_tokenizer(folder)
+    more = config.get("model_specific_special_tokens")
+    config = config | (more if isinstance(more, dict) else {})
+    names = dict.fromkeys([*SPECIAL, *(name for name in config if name.endswith("_token"))])
+    yield from filter(None, (text_of(config, name) for name in names))
 
 
 def text_of(config: Mapping[str, Any], name: str) -> str | None:

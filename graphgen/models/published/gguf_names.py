@@ -93,15 +93,15 @@ def _said(file: Gguf, arch: Architecture) -> _Said:
         value: Any = own.get(name)
         if value is None and name not in arch.needed:
             continue
-        told = "is missing" if value is None else f"is {value!r:.40}"
+        given = "is missing" if value is None else f"is {value!r:.40}"
         if not isinstance(value, int | float) or (name in _SIZES and value < 1):
-            problem = f"the field {prefix}{name} {told}"
+            problem = f"the field {prefix}{name} {given}"
             raise GraphgenError(f"{file.path}: {problem}; download it again, or convert it again")
     try:
         found, names = arch.derive(own, file.tensors), dict[str, str]()
     except ArithmeticError:  # more heads than features
-        told = f"{own[HEADS]} heads of {own['embedding_length']} features"
-        raise GraphgenError(f"{file.path} is of {told}; download it again") from None
+        sizes = f"{own[HEADS]} heads of {own['embedding_length']} features"
+        raise GraphgenError(f"{file.path} is of {sizes}; download it again") from None
     scaling = {n: own.pop(n) for n in [*own] if n.startswith(SCALING)}
     for name, field in arch.fields.items():
         if (value := own.pop(name, None)) is None:
@@ -134,8 +134,8 @@ def _as_in_folder(file: Gguf, arch: Architecture, part: str, weight: Weight) -> 
             raise ValueError
         order = arch.order[part](weight.shape[0], *counts)
     except (ValueError, ZeroDivisionError):
-        told = f"{list(weight.shape)} for {counts[0]!r} and {counts[1]!r} heads"
-        raise GraphgenError(f"{file.path}: {weight.name} is {told}") from None
+        shape = f"{list(weight.shape)} for {counts[0]!r} and {counts[1]!r} heads"
+        raise GraphgenError(f"{file.path}: {weight.name} is {shape}") from None
     return replace(weight, order=order)
 
 

@@ -1,6 +1,5 @@
 """How llama.cpp cuts texts before their bytes are merged, by tokenizer.ggml.pre of a GGUF file."""
 
-import json
 from typing import Any
 
 _TIKTOKEN = (
@@ -28,9 +27,8 @@ _ONES = ("smollm", "starcoder", "refact", "command-r")
 
 
 def _split(pattern: str) -> dict[str, Any]:
-    # As JSON, since it is no operator of a graph: a test counts where these are named.
-    part: dict[str, Any] = json.loads('{"type": "Split", "behavior": "Isolated", "invert": false}')
-    return part | {"pattern": {"Regex": pattern}}
+    shape = {"type": "Split", "behavior": "Isolated", "invert": False}
+    return {**shape, "pattern": {"Regex": pattern}}
 
 
 SPLITS: dict[str, list[dict[str, Any]]] = {

@@ -50,10 +50,10 @@ _TEXTS = (
 
 def class_of(folder: Path) -> str:
     """The class, such as GPT2, that transformers makes of a folder's tokenizer; "" if no other."""
-    config, told = settings(folder, "config.json"), settings(folder, "tokenizer_config.json")
-    named = told.get("tokenizer_class") or config.get("tokenizer_class")
-    kind = str(config.get("model_type"))
-    if "auto_map" in told or _CLASS.get(kind) == "":
+    model, config = settings(folder, "config.json"), settings(folder, "tokenizer_config.json")
+    named = config.get("tokenizer_class") or model.get("tokenizer_class")
+    kind = str(model.get("model_type"))
+    if "auto_map" in config or _CLASS.get(kind) == "":
         return ""
     if not isinstance(named, str) or kind == "qwen2":
         return _CLASS.get(kind, "")
@@ -69,14 +69,14 @@ def class_remarks(folder: Path) -> Iterator[str]:
         reader = tokenizer(folder)
     except (OSError, ValueError, RecursionError, GraphgenError):
         return  # what needs it gives the error
-    told = settings(folder, "tokenizer_config.json")
-    parts = parts_of(name, told, charsmap_of(written)) if isinstance(written, dict) else None
+    config = settings(folder, "tokenizer_config.json")
+    parts = parts_of(name, config, charsmap_of(written)) if isinstance(written, dict) else None
     if parts is None or reader is None or (name == "Llama" and "ByteLevel" in json.dumps(written)):
         return
     from tokenizers import Tokenizer
 
     parts["model"] = {**written.get("model", {}), **parts.get("model", {})}
-    parts |= {"padding": None, "truncation": None, **around(name, told, reader)}
+    parts |= {"padding": None, "truncation": None, **around(name, config, reader)}
     try:
         with panics():
             other = Tokenizer.from_str(json.dumps({**written, **parts}))

@@ -39,7 +39,7 @@ def check_tokenizer(folder: Path) -> None:
     written = read if isinstance(read, dict) else {}
     parts, given = [*_parts(written)], settings(folder, other.name)
     bert = class_of(folder) in ("Bert", "MPNet")
-    told = [
+    fields = [
         (name, given.get(name), f"{own} in {path.name}", part.get(own))
         for part in parts
         for name, own in _TWICE[part["type"]].items()
@@ -50,14 +50,14 @@ def check_tokenizer(folder: Path) -> None:
             "do_lower_case (by default)",
             [p for p in parts if p.get("lowercase") is False],
         )
-        told += [(name, True, f"lowercase in {path.name}", False) for _ in cased]
+        fields += [(name, True, f"lowercase in {path.name}", False) for _ in cased]
     if "added_tokens_decoder" not in given:  # older files say it
         more = settings(folder, "special_tokens_map.json")
         given = given | {name: more[name] for name in _EXTRA if name in more}
         numbers = settings(folder, "added_tokens.json")
         given["added_tokens_decoder"] = {str(n): {"content": text} for text, n in numbers.items()}
-    told += _added(written, given)
-    for name, wanted, where, found in told:
+    fields += _added(written, given)
+    for name, wanted, where, found in fields:
         if wanted is not None and wanted != found:
             raise GraphgenError(
                 f"{other}: {name} is {wanted!r}, but {where} is {found!r}: make them agree, "

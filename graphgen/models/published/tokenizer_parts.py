@@ -31,11 +31,11 @@ def charsmap_of(written: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [one for one in listed if isinstance(one, dict) and "precompiled_charsmap" in one][:1]
 
 
-def around(name: str, told: Mapping[str, Any], reader: Any) -> dict[str, Any]:
+def around(name: str, config: Mapping[str, Any], reader: Any) -> dict[str, Any]:
     """The tokens that a class puts around a text; nothing if it does as the file says."""
     if name not in _AROUND:
         return {}
-    first, last = (text_of(told, field) or own for field, own in _AROUND[name])
+    first, last = (text_of(config, field) or own for field, own in _AROUND[name])
     single: list[dict[str, Any]] = [{"Sequence": {"id": "A", "type_id": 0}}]
     tokens = dict[str, Any]()
     for place, text in ((0, first), (len(single) + bool(first), last)):
@@ -49,10 +49,10 @@ def around(name: str, told: Mapping[str, Any], reader: Any) -> dict[str, Any]:
 
 
 def parts_of(
-    name: str, told: Mapping[str, Any], charsmap: list[dict[str, Any]]
+    name: str, config: Mapping[str, Any], charsmap: list[dict[str, Any]]
 ) -> dict[str, Any] | None:
     """The parts of tokenizer.json that a class of transformers has of its own."""
-    space, lower = told.get("add_prefix_space"), told.get("do_lower_case")
+    space, lower = config.get("add_prefix_space"), config.get("do_lower_case")
     before: list[dict[str, Any]] = [{"type": "NFC"}] if name in _COMPOSED else []
     words: list[dict[str, Any]]
     model: dict[str, Any] = {}
@@ -64,8 +64,8 @@ def parts_of(
     match name:
         case "Bert" | "MPNet":
             before = [{"type": "BertNormalizer", "clean_text": True}]
-            before[0]["handle_chinese_chars"] = told.get("tokenize_chinese_chars", True)
-            before[0]["strip_accents"] = told.get("strip_accents")
+            before[0]["handle_chinese_chars"] = config.get("tokenize_chinese_chars", True)
+            before[0]["strip_accents"] = config.get("strip_accents")
             before[0]["lowercase"] = lower is not False
             words = [{"type": "BertPreTokenizer"}]
         case "T5" | "XLMRoberta" | "Camembert" | "Albert":
@@ -75,7 +75,7 @@ def parts_of(
                 quotes = [_replace("String", text, '"') for text in ("``", "''")]
                 before = [
                     *quotes,
-                    *accents * (told.get("keep_accents") is not True),
+                    *accents * (config.get("keep_accents") is not True),
                     *[{"type": "Lowercase"}] * (lower is not False),
                     *charsmap,
                 ]
@@ -91,7 +91,7 @@ def parts_of(
             before[-1]["strip_right"] = True
             before = [*[{"type": "Lowercase"}] * (lower is True), *before]
             words = [{"type": "Punctuation", "behavior": "Isolated"}]
-            words = words * (told.get("split_by_punct") is True)
+            words = words * (config.get("split_by_punct") is True)
             words += [_space("first" if space is False else "always", split=True)]
         case "Gemma":
             before = [_replace("String", " ", "\u2581")]
@@ -99,7 +99,7 @@ def parts_of(
             words[0]["pattern"] = {"String": " "}
             model = {"fuse_unk": True, "byte_fallback": True}
         case "Llama":
-            scheme = "always" if told.get("legacy") else "first"
+            scheme = "always" if config.get("legacy") else "first"
             words = [_space("never" if space is False else scheme, split=False)]
             model = {"fuse_unk": True, "byte_fallback": True, "unk_token": None}
         case _:
