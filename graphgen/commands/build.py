@@ -358,7 +358,7 @@ def add_options(add: Callable[..., Any]) -> None:
         "for a checkpoint: a head that may be fresh, and its labels: classifier:3, score:no,yes"
     )
     add("--head", metavar="NAME[:LABELS]", help=labels)
-    task = "for a checkpoint: text-generation, fill-mask, ...: see --list (the family's first)"
+    task = "for a checkpoint: text-generation, fill-mask, ...: see --list (that of its class)"
     add("--task", help=task)
     add("--attentions", help="for a checkpoint: also output its attention weights", **FLAG)
     add("--target", default="cpu", help="for a checkpoint: cpu, cuda or webgpu (cpu)")

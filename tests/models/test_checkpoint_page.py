@@ -82,8 +82,7 @@ def tables() -> dict[str, str]:
         for kind, names in rope._FIELDS.items()
     ]
     return {
-        "tasks": "| model_type | `--task`; the first is the default |\n|---|---|\n"
-        + "".join(tasks),
+        "tasks": "| model_type | `--task` |\n|---|---|\n" + "".join(tasks),
         "fields": "| model_type | honored | must have this value, if present |\n|---|---|---|\n"
         + "".join(kinds),
         "rope": "| rope_type | its fields |\n|---|---|\n" + "".join(ropes),

@@ -418,18 +418,29 @@ def test_build_writes_a_folder(folder, capsys):
     assert config == json.loads((PUBLISHED / "config.json").read_text())
 
 
-def test_a_head_that_is_left_out_and_code_that_is_not_run_are_told(folder, capsys, refused):
+def test_the_class_of_the_checkpoint_says_what_is_built_and_code_is_not_run(
+    folder, capsys, refused
+):
     code = {"AutoModel": "modeling.Mine"}
     write_config(folder, architectures=["BertForMaskedLM"], auto_map=code)
     assert main(["build", "in", "-o", "out"]) == 0
     told = capsys.readouterr().out
     assert "auto_map names code that comes with the checkpoint, which is not run" in told
-    assert "BertForMaskedLM: --task fill-mask builds its head, which feature-extraction" in told
+    assert "it was saved as BertForMaskedLM: built for fill-mask; there are feature-extr" in told
+    assert "logits" in gg.load(Path("out/onnx/model.onnx")).graph.outputs[0].name
     assert main(["build", "in", "-o", "out", "--task", "fill-mask"]) == 0
     assert "BertForMaskedLM" not in capsys.readouterr().out
     told = refused("--task", "text-classification")
     assert "classifier.weight is missing" in told
     assert told.endswith("; it was saved as BertForMaskedLM: --task fill-mask\n")
+    write_config(folder, architectures=["BertForTokenClassification"])
+    assert "BertForTokenClassification: built for token-classification; --task has" in refused()
+    write_config(folder, architectures=["BertForCausalLM"])
+    told = refused()
+    assert "it was saved as BertForCausalLM, and bert has no task with that head; --task" in told
+    write_config(folder, architectures=["BertForPreTraining"])
+    assert main(["build", "in", "-o", "out"]) == 0
+    assert "whose head no task has: built for feature-extraction" in capsys.readouterr().out
 
 
 def test_what_transformers_js_reads(folder, tmp_path):
@@ -510,12 +521,12 @@ def test_a_task_is_unknown(refused):
         ({"layer_norm_eps": True}, "layer_norm_eps is True; it must be a number"),
         ({"model_type": 5}, "model_type is 5; it must be a string"),
         (
-            {"model_type": "llama", "sliding_window": 4},
+            {"model_type": "llama", "architectures": [], "sliding_window": 4},
             "llama: sliding_window is 4; it must be absent",
         ),
         ({"layer_norm_eps": -1e-5}, "layer_norm_eps is -1e-05; it must be at least 0"),
         ({"model_type": None}, "the field 'model_type' is missing"),
-        ({"model_type": "vit"}, "vit does not have these fields: "),
+        ({"model_type": "vit", "architectures": []}, "vit does not have these fields: "),
     ],
 )
 def test_a_field_is_wrong(folder, refused, fields, told):

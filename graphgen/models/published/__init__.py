@@ -23,7 +23,7 @@ from graphgen.models.published.gguf_names import read_gguf
 from graphgen.models.published.heads import Vectors
 from graphgen.models.published.packed import FewBits, unpacked_names
 from graphgen.models.published.packing import packing_of
-from graphgen.models.published.saved_as import other_head, own_code
+from graphgen.models.published.saved_as import default_task, misfit_mend, own_code
 from graphgen.models.published.sentence import EMBEDS as EMBEDS, classifies, sentence_head
 from graphgen.models.published.seq2seq import DECODER, ENCODER, CrossAttention
 from graphgen.models.published.weights import read_weights, stored_names
@@ -109,11 +109,14 @@ def from_folder(
     if head is not None:
         config.replace(head.fields())
     family = find_family(config)
-    chosen = task
+    remarks = [*own_code(config)]
     if task is None and present(folder / "modules.json"):  # a folder of sentence-transformers
         task = _CLASSIFIES if classifies(folder) else EMBEDS
         task = task if task in family.tasks else None
-    task = task or next(iter(family.tasks))
+    chosen = task
+    if task is None:
+        task, reason = default_task(config, [*family.tasks])
+        remarks += [f"{config.where}: {reason}"] if reason else []
     if task not in family.tasks:
         raise GraphgenError(
             f"{folder}: {config.model_type} has no task {task!r}; it has {', '.join(family.tasks)}"
@@ -143,13 +146,11 @@ def from_folder(
                 f"{folder}: {task} has no head {head.name!r}; it has {', '.join(outside) or 'none'}"
                 + near(head.name, outside)
             )
-    remarks, other = [*own_code(config)], other_head(config, task, family.tasks)
-    if other and chosen is None:
-        remarks.append(f"{config.where}: {other} builds its head, which {task} leaves out")
     try:
         weights = family.weights(module, stored, dtype, str(folder), fresh)
     except GraphgenError as error:
-        raise GraphgenError(f"{error}; {other}" if other else str(error)) from error
+        mend = misfit_mend(config, task, chosen, [*family.tasks])
+        raise GraphgenError(f"{error}{mend}") from error
     names = family.modules(module, body=EMBEDS in task)
     if isinstance(getattr(module, "head", None), Vectors):
         embedding = sentence_head(folder, module.features, dtype)
