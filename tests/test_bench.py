@@ -170,5 +170,15 @@ def test_model_types_counts_what_is_left(monkeypatch: pytest.MonkeyPatch):
     model = gg.build(unfused, q=x, k=x, v=x, primitives=True)
     assert model_types.norms_left(model.graph) == 1
     assert model_types.softmaxes_left(gg.optimize(model).model.graph) == 1
+    assert model_types.apart(gg.optimize(model).model.graph) == 0
+
+    def told(q: Any, k: Any, v: Any) -> Any:
+        weights = ops.softmax(q @ ops.swap_last(k))
+        return weights @ v, weights
+
+    model = gg.build(told, q=x, k=x, v=x, primitives=True)
+    assert model_types.apart(gg.optimize(model).model.graph) == 1
+    model = gg.build(lambda q, v: ops.softmax(q) @ ops.swap_last(v), q=x, v=x, primitives=True)
+    assert model_types.apart(gg.optimize(model).model.graph) == 1
     plain = gg.optimize(gg.build(gg.nn.LayerNorm(16), x=x, seed=0)).model.graph
     assert model_types.softmaxes_left(plain) == model_types.norms_left(plain) == 0

@@ -28,10 +28,8 @@ from graphgen.operands import Array
 from graphgen.ops.quantized import dynamic_quantize_linear
 from graphgen.passes import optimize
 from graphgen.places import where_is
-from graphgen.recognize.attention import sinks_attended
 from graphgen.recognize.decoders import behind, joined
 from graphgen.recognize.masks import causal_window
-from graphgen.recognize.scores import PRODUCTS
 from graphgen.record import current_tape
 from graphgen.targets import Target
 from graphgen.traits import Trait, has
@@ -65,8 +63,6 @@ def in_place(
     engine.context = infer_model(model)
     if any(is_a(node, ops.softmax) for node in model.graph):  # parts, where they are faster
         fuse_attention(model, engine)
-        engine.run("fuse_sinks", model, {op: [sinks_attended] for op in PRODUCTS})
-        tidy(model)
         model = optimize(model, passes=("canonicalize", "clean")).model  # one group: no Squeeze
         engine.context = infer_model(model)
     layers: dict[ir.Node, _Layer] = {}

@@ -30,6 +30,7 @@ FORMULAS: dict[str, list[Formula]] = {
 }
 
 RECOGNIZED: dict[str, tuple[Op, ...]] = {
+    "fuse_softmax": (ops.softmax,),
     "fuse_norm": (ops.group_normalization,),
     "fuse_recurrent": (ops.lstm, ops.gru),
     "fuse_rotary": (ops.rotary_embedding,),

@@ -12,4 +12,5 @@ import graphgen.recognize.recurrent
 import graphgen.recognize.rotary
 import graphgen.recognize.saved
 import graphgen.recognize.scattered
+import graphgen.recognize.sinks
 import graphgen.recognize.sums

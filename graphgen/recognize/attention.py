@@ -52,6 +52,8 @@ def _(node: ir.Node) -> Rewrite | Miss | None:
         return between(node) if len(node.inputs) == 2 else None
     if not is_a(node, *PRODUCTS):
         return None  # the engine asks about every reader of what would go
+    if (sinks := _sinks_attended(node)) is not None:
+        return sinks
     missed: Miss | None = None
     for i, softmax_node, after in weights_of(node):
         for product, steps in products_above(softmax_node.inputs[0]):
@@ -66,10 +68,8 @@ def _(node: ir.Node) -> Rewrite | Miss | None:
     return missed or between(node)
 
 
-def sinks_attended(node: ir.Node) -> Rewrite | Miss | None:
+def _sinks_attended(node: ir.Node) -> Rewrite | Miss | None:
     """A product with V whose weights are all but the last of a softmax over scores and sinks."""
-    if not is_a(node, *PRODUCTS):
-        return None
     missed: Miss | None = None
     for i, value in enumerate(node.inputs):
         cut = produced_by(value, slice_)
@@ -92,7 +92,7 @@ def sinks_attended(node: ir.Node) -> Rewrite | Miss | None:
 
 
 def _sinks(cut: ir.Node, softmax_node: ir.Node, join: ir.Node) -> ir.Value | Miss:
-    """The scores of heads, (H,) or (1, H, 1, 1), that become the last column, which is cut off."""
+    """Scores of heads, (H, 1, 1) or (1, H, 1, 1), that become the last column, which is cut off."""
     rank = len(join.outputs[0].shape or ())
     along = {
         softmax_node.attributes.get_int("axis", -1) % max(rank, 1),
@@ -102,7 +102,8 @@ def _sinks(cut: ir.Node, softmax_node: ir.Node, join: ir.Node) -> ir.Value | Mis
     source = None if column is None else column.inputs[0]
     heads = join.outputs[0].shape[1] if rank == 4 and join.outputs[0].shape else None
     shape = None if source is None or source.shape is None else [*source.shape]
-    if along != {rank - 1} or source is None or shape != [1, heads, 1, 1]:
+    wanted = [1, heads, 1, 1]
+    if along != {rank - 1} or source is None or shape not in (wanted, wanted[1:]):
         return Miss(f"a softmax over joined scores, {describe(join.inputs[1])}; wanted sinks")
     given = [constant(x) for x in cut.inputs[1:] if x is not None]
     bounds = [None if x is None else x.reshape(-1).tolist() for x in given]

@@ -195,6 +195,27 @@ def axis_in_order(node: ir.Node) -> Rewrite | None:
     return Rewrite(op(*map(adopt, node.inputs), **attributes), present_inputs(node), reason)
 
 
+@canonical(softmax)
+def maximum_twice(node: ir.Node) -> Rewrite | None:
+    """softmax(x - max x) = softmax(x), bit by bit: it subtracts the maximum itself."""
+    less = produced_by(node.inputs[0], sub)
+    most = None if less is None else produced_by(less.inputs[1], reduce_max)
+    x = None if less is None else less.inputs[0]
+    axes = None if most is None or len(most.inputs) < 2 else constant(most.inputs[1])
+    if most is None or x is None or most.inputs[0] is not x or x.shape is None or axes is None:
+        return None
+    along = [int(axis) % len(x.shape) for axis in axes.reshape(-1)]
+    attributes = read_attributes(softmax, node)
+    if (
+        along != [attributes["axis"] % len(x.shape)]
+        or not read_attributes(reduce_max, most)["keepdims"]
+    ):
+        return None
+    return Rewrite(
+        softmax(adopt(x), **attributes), [x], "its maximum is subtracted once", may_share=True
+    )
+
+
 @canonical(reduce_sum, reduce_mean, reduce_max, reduce_min, reduce_prod)
 def axes_from_front(node: ir.Node) -> Rewrite | None:
     """Reductions count axes from the front: ONNX Runtime skips others if x is empty."""

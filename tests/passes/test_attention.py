@@ -273,7 +273,7 @@ def test_a_gate_is_no_candidate() -> None:
     ("body", "reason"),
     [
         (weights_times, f"Mul {CHANGES}"),
-        (with_a_sink, f"Slice {CHANGES}"),
+        (with_a_sink, "a softmax over joined scores, float[b, 4, t, 1]; wanted sinks"),
         (weights_too, "the result of Softmax is used elsewhere, by a graph output"),
         (weights_turned, "the result of Softmax is used elsewhere, by a graph output"),
         (weights_read, "the result of Softmax is used elsewhere, by node_Neg_20"),
