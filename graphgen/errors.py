@@ -38,6 +38,17 @@ class GraphgenWarning(UserWarning):
     """Something to know that stops nothing: one line, which commands print on stderr."""
 
 
+class Opened:
+    """What the runtime has opened, which no other process can have: pickling it is an error."""
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        name = type(self).__name__
+        raise GraphgenError(
+            f"{name}: what the runtime has opened cannot be pickled or copied; give the path, and "
+            f"open a {name} from it where it is needed{user_line()}"
+        )
+
+
 _EXTRAS = {"ray": "ray", "jinja2": "chat", "llguidance": "grammar"}
 """Modules, and the extra that installs them; [map] installs the others."""
 

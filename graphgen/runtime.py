@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from graphgen.arguments import checked
 from graphgen.arrays import as_array
 from graphgen.display import fields, listed, on_screen
-from graphgen.errors import GraphgenError, user_line, warn
+from graphgen.errors import GraphgenError, Opened, user_line, warn
 from graphgen.header import read_header
 from graphgen.opening import (
     DISABLED,
@@ -62,7 +62,7 @@ _REINSTALL = (
 )
 
 
-class Session:
+class Session(Opened):
     """A model on ONNX Runtime: `y, = Session("block.onnx")(x=array)`.
 
     `model` is a path or the bytes of a serialized model. The first of these that sets an option

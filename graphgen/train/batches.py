@@ -8,7 +8,7 @@ from inspect import ismethod
 from typing import Any, TypeVar, cast
 
 from graphgen.arrays import as_array
-from graphgen.errors import GraphgenError
+from graphgen.errors import GraphgenError, user_line
 from graphgen.export.named_losses import LABELS
 from graphgen.plan import TensorType
 from graphgen.train.data import Batch, Batches, Dataset, Given, checksum_of
@@ -61,6 +61,8 @@ class Place:
         if resumed is None and not endless and not seekable and not iterator:
             self.used = 0
         count, self.rest = length(batches), None
+        if seekable and not count:
+            raise none_given(who)
         if not endless and count is not None:
             new = resumed is None and count > 0
             self.rest = count - self.used % count if new else max(0, count - self.used)
@@ -74,8 +76,9 @@ class Place:
             if same and iterator:
                 skipped -= taken
             else:
-                self._first = next(source, None)
-                source = itertools.chain([] if self._first is None else [self._first], source)
+                if (first := next(source, None)) is None:
+                    raise none_given(who)
+                self._first, source = first, itertools.chain([first], source)
             if skipped < 0:
                 raise GraphgenError(
                     f"{who}: the batches are an iterator, which is at batch {taken} and cannot go "
@@ -196,6 +199,14 @@ def _samples(inputs: Mapping[str, TensorType]) -> int | str | None:
 def made(batches: Any) -> Iterable[Any]:
     """What a function of batches makes, or they themselves."""
     return cast(Callable[[], Iterable[Any]], batches)() if callable(batches) else batches
+
+
+def none_given(who: str) -> GraphgenError:
+    """The error of a call without any batch, which would do nothing."""
+    return GraphgenError(
+        f"{who}: there are no batches: what was given is empty, an iterator at its end, or a "
+        f"DataLoader whose drop_last leaves none{user_line()}"
+    )
 
 
 def _one_by_one(batches: Any, again: bool) -> Iterator[Given]:

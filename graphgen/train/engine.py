@@ -171,8 +171,8 @@ class Engine:
         self._update = InPlace(self.optimizer.update, ["p", "g", *self.optimizer.moments], numbers)
         # Threads of chunks, not within passes, which is faster (docs/benchmarks.md).
         count, chunks = threads or os.cpu_count() or 1, [*self.state.chunks(CHUNK)]
-        self._pool = ThreadPoolExecutor(count)
         self._shares = [chunks[i::count] for i in range(count)]
+        self._pools: dict[int, ThreadPoolExecutor] = {}  # by process: a fork has no threads
         self.plan = {
             "training": json.loads(self._train.session.plan.json()),
             "optimizer": repr(self.optimizer),
@@ -358,7 +358,9 @@ class Engine:
                 if (average := chunk.get("e")) is not None:
                     average += np.float32(1.0 - kept) * (chunk["p"] - average)
 
-        for _ in self._pool.map(update, self._shares):
+        if (process := os.getpid()) not in self._pools:
+            self._pools[process] = ThreadPoolExecutor(len(self._shares))
+        for _ in self._pools[process].map(update, self._shares):
             pass  # only to raise what an update raised
         self.send(self.state.views["p"])
 

@@ -8,7 +8,7 @@ import numpy as np
 from graphgen.errors import GraphgenError, near, user_line
 from graphgen.export.named_losses import IGNORED
 from graphgen.operands import Array
-from graphgen.train.batches import named, stream
+from graphgen.train.batches import named, none_given, stream
 from graphgen.train.data import Batch, Batches, Dataset
 from graphgen.train.engine import Engine
 from graphgen.train.metrics import AnyMetric, Metric, Pair, joined, read_metric
@@ -87,6 +87,7 @@ def evaluated(
     """
     if isinstance(batches, Dataset):
         batches.check(engine.labels)
+    number = -1
     for number, given in enumerate(stream(batches)):
         whole = named(given, engine.inputs, f"{engine.who}: batch {number}")
         batch, count = engine.own_part(whole, number)
@@ -97,6 +98,8 @@ def evaluated(
             loss, arrays = engine.predict(batch, number, outputs, checked=any(weights))
             found = dict(zip(outputs, arrays, strict=True))
             yield Evaluated(number, batch, weights, loss, found)
+    if number < 0:
+        raise none_given(f"{engine.who}.evaluate")
 
 
 def mean_loss(engine: Engine, batches: Batches) -> float:
@@ -135,8 +138,6 @@ def predictions(
     names: Sequence[str | None] = engine.outputs if outputs is None else outputs
     wanted = tuple(output_of(name, engine, "predict") for name in names or (None,))
     found = [one.outputs for one in evaluated(engine, batches, wanted, all_rows=True)]
-    if not found:
-        raise GraphgenError(f"{engine.who}: there are no batches to predict from")
     return {name: joined([one[name] for one in found], 0) for name in wanted}
 
 
@@ -147,6 +148,6 @@ def _joined(engine: Engine, losses: Mapping[int, tuple[Weights, float]]) -> floa
     total, whole = engine.processes.sum(total, sum(shares))
     if not whole:
         raise GraphgenError(
-            f"{engine.who}.evaluate: there are no batches with labels in them, or all are {IGNORED}"
+            f"{engine.who}.evaluate: no batch has a label that counts: all are {IGNORED}"
         )
     return total

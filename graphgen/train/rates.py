@@ -13,7 +13,7 @@ from graphgen.display import on_screen
 from graphgen.errors import GraphgenError, user_line
 from graphgen.export.write import replacing
 from graphgen.operands import Array
-from graphgen.train.batches import named, stream
+from graphgen.train.batches import named, none_given, stream
 from graphgen.train.data import Batches
 from graphgen.train.engine import Engine, NotFiniteError
 from graphgen.train.schedule import constant
@@ -89,6 +89,8 @@ def find_rate(
                 named(batch, engine.inputs, f"{who}: batch {first + i}")
                 for i, batch in enumerate(itertools.islice(source, engine.accumulate))
             ]
+            if not (group or losses):
+                raise none_given(who)
             if not group:
                 break
             line = engine.one_update(group, first, constant(rate))

@@ -62,12 +62,13 @@ def check_same(
         was |= json.loads(str(saved.properties.get(RUN, "{}")))
     now = {n: was.get(n) if v is None and n != "schedule" else v for n, v in given.items()}
     result = dict(now)
-    if saved.optimizer is not None and None in (was.get("schedule", ""), now["schedule"]):
-        step, rate = saved.optimizer.step, saved.optimizer.learning_rate
-        was["schedule"] = (
-            f"{np.float32(rate)!s} at step {step}" if RUN in saved.properties else None
-        )
-        now["schedule"] = f"{np.float32(schedule(max(step, 1)))!s} at step {step}"
+    if saved.optimizer is not None:
+        step = saved.optimizer.step
+        rates = [np.float32(saved.optimizer.learning_rate), np.float32(schedule(max(step, 1)))]
+        names = was.get("schedule", ""), now["schedule"]
+        if None in names or (names[0] == names[1] and rates[0] != rates[1]):  # of older versions
+            before, now["schedule"] = (f"{rate!s} at step {step}" for rate in rates)
+            was["schedule"] = before if RUN in saved.properties else None
     if (name := engine.other_frozen(saved)) is not None:
         was["model"], now["model"] = f"a frozen {name}", "another one, or none"
     changed = {

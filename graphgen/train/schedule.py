@@ -1,11 +1,16 @@
-"""Learning rates as functions of the step, counted from 1."""
+"""Learning rates as functions of the step t, which is counted from 1.
+
+Schedules have the rates of those of torch and transformers, which count the updates before this
+one, k = t - 1: the first update of a warm-up has the rate 0, and the last one is not at 0 yet.
+"""
 
 import math
 from collections.abc import Callable
-from typing import TypeAlias
+from functools import partial
+from typing import Any, TypeAlias
 
 from graphgen.arguments import checked
-from graphgen.errors import GraphgenError, positive, user_line, warn
+from graphgen.errors import GraphgenError, positive, user_line
 
 __all__ = ["Schedule", "constant", "cosine", "inverse_sqrt", "linear", "noam", "polynomial"]
 
@@ -17,16 +22,20 @@ def __dir__() -> list[str]:
 
 
 class _Named:
-    """A schedule that knows what it is."""
+    """A schedule that knows what made it: it shows that call, and is copied and pickled as it."""
 
-    def __init__(self, name: str, rate: Schedule) -> None:
-        self._name, self._rate = name, rate
+    def __init__(self, rate: Schedule, make: Callable[..., Schedule], *args: Any, **how: Any):
+        self._rate, self._make, self._args, self._how = rate, make, args, how
 
     def __call__(self, step: int) -> float:
         return self._rate(step)
 
     def __repr__(self) -> str:
-        return self._name
+        given = [*map(str, self._args), *(f"{name}={value}" for name, value in self._how.items())]
+        return f"{self._make.__name__}({', '.join(given)})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(self._make, *self._args, **self._how), ()
 
 
 def name_of(schedule: Schedule) -> str | None:
@@ -34,88 +43,93 @@ def name_of(schedule: Schedule) -> str | None:
     return repr(schedule) if isinstance(schedule, _Named) else None
 
 
+def _warmed(rate: float, warmup: int, then: Schedule) -> Schedule:
+    """η(k) = rate · k / warmup up to `warmup`, and `then` of k, the updates before this one."""
+
+    def schedule(step: int) -> float:
+        before = step - 1
+        return rate * before / warmup if before < warmup else then(before)
+
+    return schedule
+
+
 @checked
 def constant(rate: float, *, warmup: int = 0) -> Schedule:
-    """η(t) = rate · min(1, t / warmup)."""
+    """η(k) = rate · min(1, k / warmup)."""
     _check_rate("constant", rate)
     if warmup < 0:
         raise GraphgenError(f"constant(warmup={warmup}): warmup must be at least 0{user_line()}")
-    name = f"constant({float(rate)}, warmup={warmup})"
-    return _Named(name, lambda step: rate * min(1.0, step / max(warmup, 1)))
+    return _Named(_warmed(rate, warmup, lambda _: rate), constant, float(rate), warmup=warmup)
 
 
 @checked
 def linear(rate: float, *, warmup: int, steps: int) -> Schedule:
-    """η(t) = rate · t / warmup up to `warmup`, then down to 0 at `steps`, both straight."""
+    """η(k) = rate · k / warmup up to `warmup`, then down to 0 at `steps`, both straight."""
     _check_rate("linear", rate)
     _check("linear", warmup, steps)
 
-    def schedule(step: int) -> float:
-        if step < warmup:
-            return rate * step / warmup
-        return rate * max(steps - step, 0) / (steps - warmup)
+    def falling(k: int) -> float:
+        return rate * max(steps - k, 0) / (steps - warmup)
 
-    return _Named(f"linear({float(rate)}, warmup={warmup}, steps={steps})", schedule)
+    schedule = _warmed(rate, warmup, falling)
+    return _Named(schedule, linear, float(rate), warmup=warmup, steps=steps)
 
 
 @checked
 def polynomial(
     rate: float, *, warmup: int, steps: int, final: float = 0.0, power: float = 1.0
 ) -> Schedule:
-    """η(t) = rate · t / warmup up to `warmup`, then down to `final` at `steps`, and `final`.
+    """η(k) = rate · k / warmup up to `warmup`, then down to `final` at `steps`, and `final`.
 
-    η(t) = final + (rate - final) (1 - (t - warmup) / (steps - warmup))^power.
+    η(k) = final + (rate - final) (1 - (k - warmup) / (steps - warmup))^power.
     """
     _check_rate("polynomial", rate, final)
-    _check("polynomial", warmup, steps, final)
+    _check("polynomial", warmup, steps)
     if not 0.0 < power < math.inf:
         raise GraphgenError(f"polynomial(power={power}): power must be positive{user_line()}")
 
-    def schedule(step: int) -> float:
-        if step < warmup:
-            return rate * step / warmup
-        left = max(steps - step, 0) / (steps - warmup)
+    def falling(k: int) -> float:
+        left = max(steps - k, 0) / (steps - warmup)
         return final + (rate - final) * float(left**power)
 
-    how = f"final={float(final)}, power={float(power)}"
-    return _Named(f"polynomial({float(rate)}, warmup={warmup}, steps={steps}, {how})", schedule)
+    how = {"warmup": warmup, "steps": steps, "final": float(final), "power": float(power)}
+    return _Named(_warmed(rate, warmup, falling), polynomial, float(rate), **how)
 
 
 @checked
 def cosine(
     rate: float, *, warmup: int, steps: int, final: float = 0.0, cycles: int = 1
 ) -> Schedule:
-    """η(t) = rate · t / warmup up to `warmup`, then half a cosine from rate to `final` at `steps`.
+    """η(k) = rate · k / warmup up to `warmup`, then half a cosine from rate to `final` at `steps`.
 
-    η(t) = final + (rate - final) (1 + cos(π (t - warmup) / (steps - warmup))) / 2, then `final`.
+    η(k) = final + (rate - final) (1 + cos(π (k - warmup) / (steps - warmup))) / 2, then `final`.
     With `cycles`, there are so many of these, one after the other, each from rate on, of one length
     (Loshchilov & Hutter, arXiv 1608.03983).
     """
     _check_rate("cosine", rate, final)
-    _check("cosine", warmup, steps, final)
+    _check("cosine", warmup, steps)
     positive("cosine", cycles=cycles)
 
-    def schedule(step: int) -> float:
-        if step < warmup:
-            return rate * step / warmup
-        if step >= steps:
+    def falling(k: int) -> float:
+        if k >= steps:
             return final
-        progress = cycles * (step - warmup) / (steps - warmup) % 1.0
+        progress = cycles * (k - warmup) / (steps - warmup) % 1.0
         return final + (rate - final) * 0.5 * (1.0 + math.cos(math.pi * progress))
 
-    how = f"final={float(final)}" + (f", cycles={cycles}" if cycles > 1 else "")
-    return _Named(f"cosine({float(rate)}, warmup={warmup}, steps={steps}, {how})", schedule)
+    how = {"warmup": warmup, "steps": steps, "final": float(final)}
+    more = {"cycles": cycles} if cycles > 1 else {}
+    return _Named(_warmed(rate, warmup, falling), cosine, float(rate), **how, **more)
 
 
 @checked
 def inverse_sqrt(rate: float, *, warmup: int) -> Schedule:
-    """η(t) = rate · min(t / warmup, √(warmup / t)) (T5, arXiv 1910.10683)."""
+    """η(k) = rate · min(k / warmup, √(warmup / k)) (T5, arXiv 1910.10683)."""
     _check_rate("inverse_sqrt", rate)
     if warmup < 1:
         problem = f"warmup must be at least 1{user_line()}"
         raise GraphgenError(f"inverse_sqrt(warmup={warmup}): {problem}")
-    name = f"inverse_sqrt({float(rate)}, warmup={warmup})"
-    return _Named(name, lambda step: rate * min(step / warmup, math.sqrt(warmup / step)))
+    schedule = _warmed(rate, warmup, lambda k: rate * math.sqrt(warmup / k))
+    return _Named(schedule, inverse_sqrt, float(rate), warmup=warmup)
 
 
 @checked
@@ -125,8 +139,11 @@ def noam(features: int, *, warmup: int) -> Schedule:
         raise GraphgenError(
             f"noam(features={features}, warmup={warmup}): both must be at least 1{user_line()}"
         )
-    name = f"noam({features}, warmup={warmup})"
-    return _Named(name, lambda step: features**-0.5 * min(step**-0.5, step * warmup**-1.5))
+
+    def schedule(step: int) -> float:
+        return float(features**-0.5 * min(step**-0.5, step * warmup**-1.5))
+
+    return _Named(schedule, noam, features, warmup=warmup)
 
 
 def named(
@@ -162,11 +179,9 @@ def _check_rate(name: str, rate: float, final: float = 0.0) -> None:
             )
 
 
-def _check(name: str, warmup: int, steps: int, final: float = 0.0) -> None:
+def _check(name: str, warmup: int, steps: int) -> None:
     if not 0 <= warmup < steps:
         raise GraphgenError(
             f"{name}(warmup={warmup}, steps={steps}): warmup must be at least 0 and below steps"
             f"{user_line()}"
         )
-    if steps == 1 and not final:
-        warn(f"{name}(steps=1): the only step has the rate 0, so it changes nothing")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from graphgen.arguments import checked
-from graphgen.errors import GraphgenError, user_line
+from graphgen.errors import GraphgenError, Opened, user_line
 from graphgen.export.artifact_files import EVAL, parse_artifact, read_artifact
 from graphgen.export.checkpoint import Checkpoint
 from graphgen.export.inference import inference_of
@@ -26,7 +26,7 @@ from graphgen.train.resume import BATCHES
 
 
 @checked
-class TrainingSession:
+class TrainingSession(Opened):
     """Trains a folder that `gg.artifacts` wrote, and leaves the loop to you.
 
     Its methods have the names of the official onnxruntime-training, and its files are the same:

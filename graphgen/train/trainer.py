@@ -10,7 +10,7 @@ from typing import Any
 
 from graphgen.arguments import checked
 from graphgen.display import fields, on_screen
-from graphgen.errors import GraphgenError, one_of, positive, user_line
+from graphgen.errors import GraphgenError, Opened, one_of, positive, user_line
 from graphgen.export.adapters import Adapter
 from graphgen.export.checkpoint import Checkpoint
 from graphgen.export.optimizers import in_short
@@ -19,7 +19,7 @@ from graphgen.files import path_of
 from graphgen.graph import ModelLike
 from graphgen.operands import Array
 from graphgen.runtime import Provider
-from graphgen.train.batches import Place, length
+from graphgen.train.batches import Place, length, none_given
 from graphgen.train.callbacks import Callback, Calls
 from graphgen.train.data import Batches, Dataset, tokens_in
 from graphgen.train.engine import Engine
@@ -33,7 +33,7 @@ from graphgen.train.schedule import Schedule, constant
 
 
 @checked
-class Trainer:
+class Trainer(Opened):
     """Trains the parameters in a folder that `gg.artifacts` wrote, and needs nothing else.
 
     Args:
@@ -183,6 +183,9 @@ class Trainer:
                 "batches is the last": evaluate is not None
                 and evaluate_every is None
                 and (steps is None and length(batches) is None),
+                "evaluate= has no batches": evaluate is not None and length(evaluate) == 0,
+                "evaluate= is an iterator, which can be read once; give a list, or a function that "
+                "makes one": isinstance(evaluate, Iterator) and evaluate_every is not None,
                 "allow_changes needs resume=True and checkpoint=": allow_changes and not resume,
             }.items():
                 if wrong:
@@ -233,6 +236,8 @@ class Trainer:
             with Bar(self.step, steps, progress and first) as bar:
                 while self._goes_on(steps, patience, since) and not self._stopped(callbacks, calls):
                     group = self._place.take(self.accumulate)
+                    if not group and not history and not resume:
+                        raise none_given(who)
                     if not group:
                         break
                     line = self._engine.one_update(group, self._place.used, self.schedule)

@@ -1,8 +1,11 @@
 """The trainer: optimizer against a float64 reference, resume, evaluation."""
 
+import copy
 import json
 import math
+import multiprocessing
 import os
+import pickle
 import resource
 import shutil
 import subprocess
@@ -18,7 +21,7 @@ from small_models import pretend_no_placement
 import graphgen as gg
 from graphgen import commands, nn, ops
 from graphgen.autodiff import grad
-from graphgen.errors import GraphgenError, GraphgenWarning
+from graphgen.errors import GraphgenError
 from graphgen.export.artifacts import artifacts
 from graphgen.export.checkpoint import Checkpoint
 from graphgen.export.optimizers import SGD, AdamW, Group
@@ -453,13 +456,13 @@ def test_accumulated_batches_are_one_joined_batch(plain):
 
 
 def test_the_artifacts_say_how_many_batches_are_an_update(plain, tmp_path):
-    copy = shutil.copytree(plain, tmp_path / "art")
-    model = ir.load(copy / "training_model.onnx")
+    copied = shutil.copytree(plain, tmp_path / "art")
+    model = ir.load(copied / "training_model.onnx")
     loss = json.loads(model.metadata_props["graphgen.loss"])
     model.metadata_props["graphgen.loss"] = json.dumps({**loss, "accumulate": 2})
-    ir.save(model, copy / "training_model.onnx")
-    assert (trainer(copy).accumulate, trainer(copy, accumulate=1).accumulate) == (2, 1)
-    assert len(fit(trainer(copy), batches(6))) == 3
+    ir.save(model, copied / "training_model.onnx")
+    assert (trainer(copied).accumulate, trainer(copied, accumulate=1).accumulate) == (2, 1)
+    assert len(fit(trainer(copied), batches(6))) == 3
 
 
 def test_each_accumulated_batch_has_dropout_of_its_own(folder):
@@ -605,7 +608,8 @@ def losses_of(trainer, monkeypatch, losses):
 
 def test_the_best_is_kept_and_patience_ends_a_run(plain, tmp_path, monkeypatch):
     losses = [3.0, 1.0, 2.0, 1.0, 0.5]  # at steps 2, 4, ...; 1.0 again is no better
-    options = {"steps": 10, "save_every": 3, "evaluate": [], "evaluate_every": 2, "patience": 2}
+    options = {"steps": 10, "save_every": 3, "evaluate_every": 2, "patience": 2}
+    options["evaluate"] = batches(1)
 
     def run(name, **kwargs):
         one = trainer(plain)
@@ -792,38 +796,38 @@ SUM = to_bytes(gg.build(lambda x: x + x, x=gg.float32[2]))
     ],
 )
 def test_a_damaged_folder_is_one_error(folder, tmp_path, file, data, message):
-    copy = shutil.copytree(folder, tmp_path / "art")
-    (copy / file).unlink()
+    copied = shutil.copytree(folder, tmp_path / "art")
+    (copied / file).unlink()
     if data is not None:
-        (copy / file).write_bytes(data)
+        (copied / file).write_bytes(data)
     with pytest.raises(GraphgenError, match=message):
-        Trainer(copy)
+        Trainer(copied)
 
 
 def test_a_checkpoint_of_another_model_is_one_error(folder, tmp_path):
-    copy = shutil.copytree(folder, tmp_path / "art")
-    Checkpoint({"weight": np.ones(3, np.float32)}).save(copy / "checkpoint")
+    copied = shutil.copytree(folder, tmp_path / "art")
+    Checkpoint({"weight": np.ones(3, np.float32)}).save(copied / "checkpoint")
     with pytest.raises(GraphgenError, match=r"'embedding.weight' is only in one of"):
-        Trainer(copy)
+        Trainer(copied)
 
 
 def test_schedules():
     linear = schedule.linear(2.0, warmup=4, steps=12)
-    assert [linear(t) for t in (1, 4, 8, 12, 13)] == [0.5, 2.0, 1.0, 0.0, 0.0]
+    assert [linear(t) for t in (1, 2, 5, 9, 12, 13, 14)] == [0.0, 0.5, 2.0, 1.0, 0.25, 0.0, 0.0]
     cosine = schedule.cosine(2.0, warmup=2, steps=10, final=1.0)
-    assert [cosine(t) for t in (1, 2, 6, 10, 99)] == pytest.approx([1.0, 2.0, 1.5, 1.0, 1.0])
+    assert [cosine(t) for t in (1, 2, 3, 7, 11, 99)] == pytest.approx([0, 1.0, 2.0, 1.5, 1.0, 1.0])
     noam = schedule.noam(512, warmup=4000)
     assert noam(4000) == pytest.approx(512**-0.5 * 4000**-0.5)
     assert noam(1) == pytest.approx(512**-0.5 * 4000**-1.5)
     assert noam(16000) == pytest.approx(noam(4000) / 2)
     constant = schedule.constant(2.0, warmup=4)
-    assert [constant(t) for t in (1, 4, 9)] == [0.5, 2.0, 2.0]
+    assert [constant(t) for t in (1, 2, 5, 9)] == [0.0, 0.5, 2.0, 2.0]
     assert schedule.constant(2.0)(1) == 2.0
     sizes = {"rate": 2.0, "warmup": 2, "steps": 10, "features": None}
     for name in ("linear", "cosine"):
         direct = getattr(schedule, name)(2.0, warmup=2, steps=10)
         assert schedule.named(name, **sizes)(5) == direct(5)
-    assert schedule.named("constant", **sizes)(1) == 1.0
+    assert schedule.named("constant", **sizes)(2) == 1.0
     found = schedule.named("noam", rate=None, warmup=4000, steps=None, features=512)
     assert found(9) == noam(9)
     for wrong in ({"steps": None}, {"features": 8}, {"rate": None, "features": None}):
@@ -833,23 +837,26 @@ def test_schedules():
     for make in (schedule.linear, schedule.cosine, schedule.polynomial):
         with pytest.raises(GraphgenError, match="below steps"):
             make(1.0, warmup=5, steps=5)
-        with pytest.warns(GraphgenWarning, match="the only step has the rate 0"):
-            make(1.0, warmup=0, steps=1)
+        assert make(1.0, warmup=0, steps=1)(1) == 1.0
 
 
 def test_schedules_of_several_cycles_powers_and_roots():
     again = schedule.cosine(2.0, warmup=2, steps=10, final=1.0, cycles=2)
-    assert [again(t) for t in (1, 2, 4, 6, 8, 10, 11)] == pytest.approx([1, 2, 1.5, 2, 1.5, 1, 1])
+    rates = [again(t) for t in (2, 3, 5, 7, 9, 11, 12)]
+    assert rates == pytest.approx([1, 2, 1.5, 2, 1.5, 1, 1])
     power = schedule.polynomial(2.0, warmup=2, steps=10, final=1.0, power=2.0)
-    assert [power(t) for t in (1, 2, 6, 10, 11)] == pytest.approx([1.0, 2.0, 1.25, 1.0, 1.0])
+    assert [power(t) for t in (2, 3, 7, 11, 12)] == pytest.approx([1.0, 2.0, 1.25, 1.0, 1.0])
     straight = schedule.polynomial(2.0, warmup=2, steps=10)
     linear = schedule.linear(2.0, warmup=2, steps=10)
     assert [straight(t) for t in range(1, 13)] == [linear(t) for t in range(1, 13)]
     root = schedule.inverse_sqrt(2.0, warmup=4)
-    assert [root(t) for t in (1, 4, 16)] == [0.5, 2.0, 1.0]
+    assert [root(t) for t in (1, 2, 5, 17)] == [0.0, 0.5, 2.0, 1.0]
     own = {"rate": 2.0, "warmup": 4, "steps": 9, "features": None}
-    assert schedule.named("inverse_sqrt", **own)(16) == 1.0
+    assert schedule.named("inverse_sqrt", **own)(17) == 1.0
     assert repr(again).endswith("steps=10, final=1.0, cycles=2)")
+    for one in (again, power, root, schedule.noam(8, warmup=3), schedule.constant(1)):
+        for copied in (pickle.loads(pickle.dumps(one)), copy.deepcopy(one)):
+            assert repr(copied) == repr(one) and copied(5) == one(5)
     for make, told in (
         (lambda: schedule.inverse_sqrt(1.0, warmup=0), "warmup must be at least 1"),
         (lambda: schedule.polynomial(1.0, warmup=0, steps=2, power=0.0), "power must be positive"),
@@ -950,6 +957,56 @@ def test_options_that_would_do_nothing_are_refused(folder, options, told):
     with pytest.raises(GraphgenError, match=told + r".* \(test_train.py:\d+\)$"):
         fit(one, one_by_one(batches(2)), **options)
     assert one.step == 0
+
+
+def test_a_schedule_of_the_same_name_with_another_rate_is_not_resumed(folder, tmp_path):
+    rate, data = schedule.constant(0.25, warmup=4), batches(2)
+    fit(trainer(folder, schedule=rate), data, checkpoint=tmp_path)
+    saved = Checkpoint.load(tmp_path / "checkpoint")
+    assert saved.optimizer.learning_rate == 0.0625
+    saved.optimizer.learning_rate = 0.125  # as before schedules counted from 0
+    saved.save(tmp_path / "checkpoint")
+    with pytest.raises(GraphgenError, match=r"schedule 0\.125 at step 2, .* 0\.0625 at step 2"):
+        fit(trainer(folder, schedule=rate), data, steps=3, checkpoint=tmp_path, resume=True)
+
+
+@pytest.mark.parametrize("steps", [None, 2])
+@pytest.mark.parametrize("none", [list, lambda: iter(()), lambda: list])
+def test_what_would_train_or_measure_nothing_is_refused(folder, tmp_path, none, steps):
+    one = trainer(folder)
+    calls = (one.evaluate, one.predict, lambda nothing: one.measure(nothing, ["accuracy"]))
+    options = {"steps": steps, "checkpoint": tmp_path / "run"}
+    for call in (lambda nothing: fit(one, nothing, **options), one.find_rate, *calls):
+        with pytest.raises(GraphgenError, match=r"there are no batches.* \(test_train.py:\d+\)$"):
+            call(none())
+    with pytest.raises(GraphgenError, match=r"no batches|is an iterator, which can"):
+        fit(one, batches(2), evaluate=none(), evaluate_every=1)
+    assert one.step == (none() is list) and not (tmp_path / "run").exists()
+
+
+def test_an_iterator_at_its_end_is_not_trained_on_again(folder):
+    one, ended = trainer(folder), iter(batches(2))
+    assert len(fit(one, ended)) == 2
+    with pytest.raises(GraphgenError, match="there are no batches"):
+        fit(one, ended)
+
+
+def test_an_opened_folder_is_not_copied_and_trains_in_a_fork(folder):
+    one, data = trainer(folder), batches(4)
+    fit(one, data, steps=2)
+    for opened in (one, one._engine._train.session, gg.TrainingSession(folder)):
+        for make in (pickle.dumps, copy.copy, copy.deepcopy):
+            with pytest.raises(GraphgenError, match=r"cannot be pickled .* \(test_train.py:\d+\)"):
+                make(opened)
+    context = multiprocessing.get_context("fork")
+    losses = context.Queue()
+    child = context.Process(target=lambda: losses.put(fit(one, data, steps=4)[-1]["loss"]))
+    child.start()
+    try:
+        assert losses.get(timeout=60) == fit(one, data, steps=4)[-1]["loss"]
+    finally:
+        child.kill()
+        child.join()
 
 
 class LikeTorch:
