@@ -3,16 +3,19 @@
 import hashlib
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import onnx
+import onnx.inliner
+import onnx.shape_inference
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from graphgen.errors import GraphgenError
-from graphgen.expansion import check_expansion
+from graphgen.expansion import check_expansion, inner_graphs
 from graphgen.files import path_of, regular
 
-_TURN, _PRODUCT = b"Transpose", b"MatMul"  # as they stand in a file
+_TURN, _CAST, _PRODUCTS = b"Transpose", b"Cast", (b"MatMul", b"FusedMatMul")  # in a file
+_SMALL = 1 << 10  # bytes of sizes, which inference reads
 
 
 def read_header(model: object) -> tuple[str, onnx.ModelProto]:
@@ -51,9 +54,10 @@ def mentions(model: str | os.PathLike[str] | bytes, text: bytes) -> bool:
 
 
 def turns_for_vector(model: str | os.PathLike[str] | bytes) -> bool:
-    """Whether the main graph multiplies a transposed matrix by what may be a vector.
+    """Whether a model multiplies a computed matrix by what may be a vector, and transposes any.
 
-    Only names, shapes, and the nodes that this is about are parsed.
+    Also whether it multiplies what is transposed and then cast, with which the runtime may end the
+    process. It moves transposes through other nodes into such products. Weights are not parsed.
     """
     if isinstance(model, bytes):
         return _turns_for_vector(model)
@@ -65,40 +69,67 @@ def turns_for_vector(model: str | os.PathLike[str] | bytes) -> bool:
 
 
 def _turns_for_vector(data: bytes | mmap.mmap) -> bool:
-    if data.find(_TURN) < 0:
+    if data.find(_TURN) < 0 or data.find(_PRODUCTS[0]) < 0:
         return False
-    graph, tensor = onnx.GraphProto, onnx.TensorProto
-    parts = [
-        (kind, start, end)
-        for number, _, first, last in _fields(data, 0, len(data))
-        if number == onnx.ModelProto.GRAPH_FIELD_NUMBER
-        for kind, _, start, end in _fields(data, first, last)
-    ]
-    texts = (data[start:end] for kind, start, end in parts if kind == graph.NODE_FIELD_NUMBER)
-    nodes = [onnx.NodeProto.FromString(x) for x in texts if _TURN in x or _PRODUCT in x]
-    turned = {n.output[0] for n in nodes if n.op_type.encode() == _TURN and _swaps(n)}
-    products = [node for node in nodes if node.op_type.encode() == _PRODUCT]
-    vectors = {node.input[1] for node in products if node.input[0] in turned}
-    for kind, start, end in parts if vectors else ():
-        name, rank = "", 1
-        if kind == graph.INITIALIZER_FIELD_NUMBER:
-            known = (tensor.DIMS_FIELD_NUMBER, tensor.NAME_FIELD_NUMBER)
-            fields = _fields(data, start, end)
-            weight = tensor.FromString(b"".join(data[a:b] for n, a, _, b in fields if n in known))
-            name, rank = weight.name, len(weight.dims)
-        elif kind in (graph.INPUT_FIELD_NUMBER, graph.VALUE_INFO_FIELD_NUMBER):
-            value = onnx.ValueInfoProto.FromString(data[start:end])
+    try:
+        model = _without_weights(data)
+        if model.functions:
+            model = onnx.inliner.inline_local_functions(model)
+        graphs = [*_graphs(model.graph)]
+        nodes = [(node.op_type.encode(), node) for graph in graphs for node in graph.node]
+        turned = {node.output[0] for name, node in nodes if name == _TURN}
+        cast = {n.output[0] for name, n in nodes if name == _CAST and n.input[0] in turned}
+        products = [node for name, node in nodes if name in _PRODUCTS]
+        given = {value.name for graph in graphs for value in (*graph.input, *graph.initializer)}
+        factors = {node.input[1] for node in products if node.input[0] not in given}
+        if not turned or any(cast.intersection(node.input) for node in products):
+            return bool(turned and products)
+        ranks = _ranks(graphs)
+        if not factors <= ranks.keys():
+            ranks = _ranks(_graphs(onnx.shape_inference.infer_shapes(model).graph))
+    except Exception:  # of the inliner or of inference: onnx has no class for them
+        return True
+    return any(ranks.get(name, 1) == 1 for name in factors)
+
+
+def _without_weights(data: bytes | mmap.mmap) -> onnx.ModelProto:
+    """A model whose large weights and constants have a shape, and no data."""
+    model, graph, tensor = onnx.ModelProto(), onnx.GraphProto, onnx.TensorProto
+    kept = (tensor.DIMS_FIELD_NUMBER, tensor.DATA_TYPE_FIELD_NUMBER, tensor.NAME_FIELD_NUMBER)
+    for number, start, first, last in _fields(data, 0, len(data)):
+        if number != onnx.ModelProto.GRAPH_FIELD_NUMBER:
+            model.MergeFromString(data[start:last])
+            continue
+        for kind, begin, payload, end in _fields(data, first, last):
+            if kind != graph.INITIALIZER_FIELD_NUMBER or end - begin < _SMALL:
+                model.graph.MergeFromString(data[begin:end])
+            else:
+                parts = [data[x:z] for n, x, _, z in _fields(data, payload, end) if n in kept]
+                model.graph.initializer.append(tensor.FromString(b"".join(parts)))
+            if kind == graph.NODE_FIELD_NUMBER and end - begin > _SMALL:
+                for attribute in model.graph.node[-1].attribute:
+                    attribute.t.ClearField("raw_data")
+    return model
+
+
+def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """A graph, and those in its nodes."""
+    yield graph
+    for node in graph.node:
+        for inner in inner_graphs(node):
+            yield from _graphs(inner)
+
+
+def _ranks(graphs: Iterable[onnx.GraphProto]) -> dict[str, int]:
+    """How many dimensions values have, as far as a file says."""
+    found: dict[str, int] = {}
+    for graph in graphs:
+        found |= {weight.name: len(weight.dims) for weight in graph.initializer}
+        for value in (*graph.input, *graph.value_info, *graph.output):
             shaped = value.type.tensor_type
-            name, rank = value.name, len(shaped.shape.dim) if shaped.HasField("shape") else 1
-        if rank != 1:
-            vectors.discard(name)
-    return bool(vectors)
-
-
-def _swaps(transpose: onnx.NodeProto) -> bool:
-    """Whether it may swap the last two axes alone."""
-    perm = [n for attribute in transpose.attribute for n in attribute.ints]
-    return perm == [*range(len(perm) - 2), len(perm) - 1, len(perm) - 2] if perm else True
+            if shaped.HasField("shape"):
+                found[value.name] = len(shaped.shape.dim)
+    return found
 
 
 def digest_of(data: bytes) -> str:

@@ -254,7 +254,10 @@ def keep_integers(
 
 
 def keep_vectors(model: str | os.PathLike[str] | bytes, settings: dict[str, Any]) -> None:
-    """Keep the runtime from a fusion of Aᵀ v, v a vector, that it gets wrong (1.20 to 1.32)."""
+    """Keep the runtime from a fusion of Aᵀ v, v a vector, that it gets wrong (1.20 to 1.32).
+
+    It also ends the process where it finds a batch that is transposed and then cast (1.32).
+    """
     level = str(settings.get("graph_optimization_level", "ENABLE_ALL")).upper()
     disabled = str(settings.get(DISABLED, ""))
     if level.endswith(_HEEDED) and _TURNS not in disabled and turns_for_vector(model):

@@ -60,6 +60,7 @@ from graphgen.recognize.axes import (
     Dim,
     View,
     leaves,
+    permutation_of,
     size_in,
     swaps_last,
 )
@@ -422,16 +423,22 @@ def cast_to(node: ir.Node) -> Rewrite | None:
 
 @canonical(matmul)
 def vector_in_front(node: ir.Node) -> Rewrite | None:
-    """Aᵀ v = v A, of a vector v.
+    """Aᵀ v = v A, of a vector v; next to other transposes, v is a matrix of one column.
 
     The runtime makes one operator of the left form, whose kernel is wrong (onnxruntime 1.20 to
-    1.32): `graphgen.targets.kernels.REFUSED`.
+    1.32): `graphgen.targets.kernels.REFUSED`. It moves transposes through other nodes to A.
     """
     a, v = present_inputs(node)
-    turn = produced_by(a, transpose)
-    if turn is None or not swaps_last(turn) or v.shape is None or len(v.shape) != 1:
+    if v.shape is None or len(v.shape) != 1 or a.shape is None or len(a.shape) < 2:
         return None
-    return Rewrite(matmul(Value(v), adopt(turn.inputs[0])), [a, v], "v A", may_share=True)
+    turn = produced_by(a, transpose)
+    if turn is not None and swaps_last(turn):
+        return Rewrite(matmul(Value(v), adopt(turn.inputs[0])), [a, v], "v A", may_share=True)
+    if turn is not None and permutation_of(turn) == [*range(len(a.shape))]:
+        return None  # it goes
+    if a.producer() is None or not any(is_a(other, transpose) for other in node.graph or ()):
+        return None
+    return Rewrite(squeeze(matmul(Value(a), unsqueeze(Value(v), [1])), [-1]), [a, v], "a column")
 
 
 @canonical(dropout_in_inference)
