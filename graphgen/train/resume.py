@@ -65,8 +65,8 @@ def check_same(
     if saved.optimizer is not None:
         step = saved.optimizer.step
         rates = [np.float32(saved.optimizer.learning_rate), np.float32(schedule(max(step, 1)))]
-        names = was.get("schedule", ""), now["schedule"]
-        if None in names or (names[0] == names[1] and rates[0] != rates[1]):  # of older versions
+        both = was.get("schedule", ""), now["schedule"]
+        if None in both or (both[0] == both[1] and rates[0] != rates[1]):  # of older versions
             before, now["schedule"] = (f"{rate!s} at step {step}" for rate in rates)
             was["schedule"] = before if RUN in saved.properties else None
     if (name := engine.other_frozen(saved)) is not None:
