@@ -6,8 +6,8 @@ and compared with the export at other sizes, both without the runtime's own opti
 left is counted in the optimized graph, not by what the recognizers looked at: a softmax whose
 result a product reads, and the root of a mean of squares. Counted apart is what is no faster
 as an operator: weights that are results, or read by more than one product, which Attention would
-have to write out (docs/not-fused.md has figures), and softmaxes over anything but a product. A
-reason is what `explain` says.
+have to write out (docs/not-fused.md has figures), and softmaxes over anything but a product of two
+values that are computed. A reason is what `explain` says.
 
 A file is made in a process of its own, with a limit of time and of memory. With `--results` a run
 that was cut off goes on where it was. Exit 3: a result differs from the export's by more than 1e-5,
@@ -135,7 +135,8 @@ MOVES = {"Cast", "Transpose", "Reshape", "Dropout", "Identity", "Squeeze", "Unsq
 def apart(graph: ir.Graph) -> int:
     """Softmaxes that no operator of attention computes faster, whatever recognizes it.
 
-    Their weights are a result, or read by more than one product; or they are not over a product.
+    Their weights are a result, or read by more than one product; or they are over anything but a
+    product of two values that are computed: of a dense layer or a convolution, as in ConvBERT.
     """
 
     def readers(value: ir.Value) -> int:
@@ -148,7 +149,9 @@ def apart(graph: ir.Graph) -> int:
         node = value.producer() if value is not None else None
         if node is None or not steps:
             return False
-        return node.op_type in PRODUCTS or any(of_product(x, steps - 1) for x in node.inputs)
+        if node.op_type in PRODUCTS:
+            return all(x is not None and x.const_value is None for x in node.inputs[:2])
+        return any(of_product(x, steps - 1) for x in node.inputs)
 
     softmaxes = [node for node in graph.all_nodes() if node.op_type == "Softmax"]
     left = [node for node in softmaxes if read_by_product(node.outputs[0])]

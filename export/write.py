@@ -16,7 +16,7 @@ from onnx_ir.passes import common
 
 from graphgen.arguments import checked
 from graphgen.edit import tidy
-from graphgen.errors import GraphgenError, unwrapped
+from graphgen.errors import GraphgenError, unwrapped, user_line
 from graphgen.expansion import inner_graphs
 from graphgen.export.functions import attach_functions
 from graphgen.export.opset import OLDEST, hide_from_checker, in_memory, stamp, without_weights
@@ -90,6 +90,7 @@ def _prepare(model: ModelLike, who: str) -> ir.Model:
     """A copy that shares weights, with functions and versions, and passes the checker."""
     options = getattr(model, "session_options", None)
     copy = model_in(model, who).clone()
+    _expect_values(copy, who)
     if options is not None:
         copy.metadata_props[OPTIONS_KEY] = json.dumps(options, sort_keys=True)
     omitted = omitted_outputs(copy)
@@ -117,6 +118,16 @@ def _prepare(model: ModelLike, who: str) -> ir.Model:
     if _problem(copy, ranks) is not None:  # ONNX infers some sizes unlike the runtime
         raise GraphgenError(f"{who}: the model is not valid ONNX: {first}")
     return copy
+
+
+def _expect_values(model: ir.Model, who: str) -> None:
+    """Raise GraphgenError if an initializer has no value."""
+    for graph in model.graphs():
+        for name, value in graph.initializers.items():
+            if value.const_value is None:
+                problem = f"the initializer {name!r} has no value"
+                wanted = "give it a const_value, or make it an input"
+                raise GraphgenError(f"{who}: {problem}; {wanted}{user_line()}")
 
 
 def _problem(model: ir.Model, shapes: Iterable[ir.Shape | None]) -> str | None:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from small_models import ROUNDING
 
@@ -178,7 +179,13 @@ def test_model_types_counts_what_is_left(monkeypatch: pytest.MonkeyPatch):
 
     model = gg.build(told, q=x, k=x, v=x, primitives=True)
     assert model_types.apart(gg.optimize(model).model.graph) == 1
-    model = gg.build(lambda q, v: ops.softmax(q) @ ops.swap_last(v), q=x, v=x, primitives=True)
+    dense = np.ones((16, 24), np.float32)
+
+    def kernels(q: Any, v: Any) -> Any:
+        weights = ops.softmax(ops.reshape(q @ dense, [-1, 8, 8, 3]), axis=-1)
+        return weights @ ops.reshape(v, [-1, 8, 3, 16])
+
+    model = gg.build(kernels, q=x, v=gg.float32["batch", 24, 16], primitives=True)
     assert model_types.apart(gg.optimize(model).model.graph) == 1
     plain = gg.optimize(gg.build(gg.nn.LayerNorm(16), x=x, seed=0)).model.graph
     assert model_types.softmaxes_left(plain) == model_types.norms_left(plain) == 0

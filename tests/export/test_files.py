@@ -1046,3 +1046,14 @@ def test_interrupted_with_both_files_complete(tmp_path, monkeypatch, error):
     ):
         export(linear(), path, external_data=True)
     assert listing(tmp_path) == before
+
+
+def test_an_initializer_needs_a_value(tmp_path: Path) -> None:
+    """A model of onnx_ir may have one that nobody filled yet."""
+    model = gg.build(nn.Linear(2, 3, bias=False), x=gg.float32["batch", 2], seed=0)
+    [(name, weight)] = model.graph.initializers.items()
+    weight.const_value = None
+    for write in (lambda: export(model, tmp_path / "model.onnx"), lambda: to_bytes(model)):
+        with pytest.raises(GraphgenError, match=f"the initializer '{name}' has no value; give"):
+            write()
+    assert not [*tmp_path.iterdir()]
