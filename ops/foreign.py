@@ -58,7 +58,52 @@ def _embed(context: Any, node: ir.Node) -> None:
             value.type, value.shape = ids.type, ir.Shape(ids.shape[:1])
 
 
+_BLOCKED = "com.microsoft.nchwc"
+"""Images whose channels are in blocks, as the runtime saves at its level all, for one machine."""
+
+
+def _blocked_window(context: ShapeInferenceContext, node: ir.Node) -> None:
+    """The sizes of the operator of the same name; its weights say how many channels blocks have."""
+    own = ("activation", "activation_params")
+    given = [attribute for name, attribute in node.attributes.items() if name not in own]
+    x, w = node.inputs[0], node.inputs[1] if node.op_type == "Conv" else None
+    assert x is not None
+    y = node.outputs[0]
+    y.type, y.shape = x.type, None
+    if x.shape is None or (node.op_type == "Conv" and (w is None or w.shape is None)):
+        return
+    dims = list(x.shape)
+    if w is not None and w.shape is not None and isinstance(w.shape[1], int):
+        group = node.attributes.get_int("group", 1)
+        dims[1] = w.shape[1] * (group if group is not None else 1)
+    shapes = [ir.Shape(dims), *([] if w is None or w.shape is None else [w.shape])]
+    operands = [ir.Value(type=x.type, shape=shape) for shape in shapes]
+    other = ir.Node("", node.op_type, operands, given)
+    infer(other, context)
+    y.shape = other.outputs[0].shape
+
+
+def _reordered(context: ShapeInferenceContext, node: ir.Node) -> None:
+    """Between channels, at axis 1 or the last one, and blocks of them."""
+    x, y, last = node.inputs[0], node.outputs[0], node.attributes.get_int("channels_last", 0)
+    assert x is not None
+    y.type, y.shape = x.type, None
+    if x.shape is None or len(x.shape) != 4:
+        return
+    n, *sizes = x.shape
+    if node.op_type == "ReorderInput":  # the channels fill whole blocks
+        inner = sizes[:-1] if last else sizes[1:]
+        y.shape = ir.Shape([n, context.new_symbolic_dim(), *inner])
+    else:
+        channels, inner = node.attributes["channels"].as_int(), sizes[1:]
+        y.shape = ir.Shape([n, *inner, channels] if last else [n, channels, *inner])
+
+
 registry.collect()  # the library's rules, which these take the place of
 for _name in ("AveragePool", "GlobalAveragePool"):
     registry.register(_CONTRIB, f"QLinear{_name}", since_version=1)(_sizes_as(_name))
 registry.register(_CONTRIB, "QEmbedLayerNormalization", since_version=1)(_embed)
+for _name in ("Conv", "AveragePool", "MaxPool", "GlobalAveragePool", "GlobalMaxPool"):
+    registry.register(_BLOCKED, _name, since_version=1)(_blocked_window)
+for _name in ("ReorderInput", "ReorderOutput"):
+    registry.register(_BLOCKED, _name, since_version=1)(_reordered)

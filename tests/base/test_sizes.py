@@ -311,3 +311,44 @@ def test_the_length_of_a_convolution_is_not_tried_below_1() -> None:
     infer_model(model)
     [y] = [value for value in all_values(model.graph) if value.name == "y"]
     assert [*map(str, y.shape or ())] == ["2", "floor(samples/20) - 1", "32"]
+
+
+def test_images_in_blocks_have_the_sizes_of_images(tmp_path: Path) -> None:
+    """As the runtime saves convolutions at its level all, where the processor has such kernels."""
+    nodes = (
+        "a = Conv <kernel_shape = [3, 3], strides = [2, 1], pads = [1, 1, 1, 0]> (x, w) "
+        "r = Relu (a) "
+        "b = MaxPool <kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1]> (r) "
+        "c = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1], group = 32> (b, v) s = Add (b, c) "
+        "p = AveragePool <kernel_shape = [2, 2]> (s) g = GlobalAveragePool (p) "
+        "h = GlobalMaxPool (p) t = Mul (g, h) y = Mul (p, t)"
+    )
+    proto = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["" : 17]> '
+        f"g (float[n, 3, h, m] x) => (float[a, b, c, d] y) {{ {nodes} }}"
+    )
+    rng = np.random.default_rng(0)
+    for name, shape in (("w", (32, 3, 3, 3)), ("v", (32, 1, 3, 3))):
+        weight = rng.standard_normal(shape).astype("f4")
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(weight, name))
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.optimized_model_filepath = str(tmp_path / "saved.onnx")
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+    ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    saved = onnx.load(tmp_path / "saved.onnx")
+    blocked = {node.op_type for node in saved.graph.node if node.domain.endswith("nchwc")}
+    if not blocked:
+        pytest.skip("onnxruntime has no convolutions in blocks for this processor")
+    assert {"Conv", "MaxPool", "ReorderOutput"} <= blocked
+    del saved.graph.value_info[:]
+    model = ir.from_proto(saved)
+    context = infer_model(model)
+    last = model.graph.outputs[0].shape
+    assert last is not None and last[1] == 32 and "floor" in str(last[2])
+    del saved.graph.output[:]
+    for node in saved.graph.node:
+        saved.graph.output.extend(onnx.helper.make_empty_tensor_value_info(y) for y in node.output)
+    for sizes in ({"n": 2, "h": 17, "m": 9}, {"n": 1, "h": 8, "m": 8}):
+        x = rng.standard_normal((sizes["n"], 3, sizes["h"], sizes["m"])).astype("f4")
+        assert not [*wrong(model, context, run(saved.SerializeToString(), {"x": x}), sizes)]
