@@ -3,7 +3,7 @@
 import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -243,9 +243,9 @@ def _build_from(options: argparse.Namespace, folder: Path) -> None:
     texts = reports(done)
     if tuning is not None:
         texts[TUNING] = json.dumps(tuning.to_json(), indent=2) + "\n"
-    fields = read_json(folder / "config.json")
+    fields = found.fields or read_json(folder / "config.json")
     # By quantization_config, clients would look for tensors that the folder does not have.
-    if fields.pop("quantization_config", None) is not None or head is not None:
+    if fields.pop("quantization_config", None) is not None or head or found.fields:
         if head is not None:
             fields |= head.fields()
             for name in ("architectures", *(["num_labels"] if head.labels else [])):
@@ -285,6 +285,7 @@ class _Source:
     parameters: int
     remarks: list[str]
     packed: str = ""  # the method of a checkpoint of few bits, such as gptq
+    fields: dict[str, Any] = field(default_factory=dict)  # of config.json, if they are others
 
 
 def _of_checkpoint(options: argparse.Namespace, head: Any, folder: Path) -> _Source:
@@ -294,6 +295,7 @@ def _of_checkpoint(options: argparse.Namespace, head: Any, folder: Path) -> _Sou
     from graphgen.models.published import from_folder
     from graphgen.models.published.gguf import open_gguf
     from graphgen.models.published.gguf_like import differences
+    from graphgen.models.published.language_model import PART_OF
     from graphgen.nn import count_parameters
 
     dtype = DTYPES[options.dtype] or ir.DataType.FLOAT
@@ -313,7 +315,9 @@ def _of_checkpoint(options: argparse.Namespace, head: Any, folder: Path) -> _Sou
     if found.fresh is not None:
         remarks.append(found.fresh.line())
     kind = found.config.model_type
-    return _Source(kind, found.models, count_parameters(found.module), remarks, found.few_bits)
+    own, count = found.config.fields, count_parameters(found.module)
+    own = own if own.pop(PART_OF, None) else {}
+    return _Source(kind, found.models, count, remarks, found.few_bits, own)
 
 
 def _of_export(options: argparse.Namespace) -> _Source:
@@ -331,6 +335,7 @@ def _of_export(options: argparse.Namespace) -> _Source:
 def _list() -> None:
     from graphgen.models import ARCHITECTURES
     from graphgen.models.published import FAMILIES
+    from graphgen.models.published.language_model import TYPES
 
     width = 2 + max(map(len, ARCHITECTURES))
     for name, found in ARCHITECTURES.items():
@@ -341,6 +346,7 @@ def _list() -> None:
     print("\nDIR, the folder of a checkpoint, by the model_type of its config.json; --task:")
     for tasks, kinds in groupby(FAMILIES, lambda kind: ", ".join(FAMILIES[kind].tasks)):
         print(f"{', '.join(kinds)}\n{'':<{width}}{tasks}")
+    print(f"\nThe language models, for texts alone, of:\n{', '.join(TYPES)}")
 
 
 def add_options(add: Callable[..., Any]) -> None:

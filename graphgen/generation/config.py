@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from graphgen.files import present, read_json
+from graphgen.models.published.folder import settings
 
 NEUTRAL: dict[str, Any] = {
     "typical_p": 1.0,
@@ -92,8 +93,7 @@ def fields_of_generation(folder: Path) -> tuple[Path, dict[str, Any]]:
 
 def read_fields(folder: Path) -> dict[str, Any]:
     """The fields of config.json and generation_config.json; the latter win."""
-    files = [folder / name for name in ("config.json", "generation_config.json")]
-    read = (read_json(file).items() for file in files if present(file))
+    read = (settings(folder, f"{name}.json").items() for name in ("config", "generation_config"))
     return {name: value for items in read for name, value in items if value is not None}
 
 

@@ -19,6 +19,7 @@ from test_seq2seq import BART, MARIAN, PUBLISHED
 
 from graphgen.models.published import FAMILIES, rope
 from graphgen.models.published.config import ACTIVATIONS, Config
+from graphgen.models.published.language_model import TYPES
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "checkpoints.md"
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -86,6 +87,7 @@ def tables() -> dict[str, str]:
         "fields": "| model_type | honored | must have this value, if present |\n|---|---|---|\n"
         + "".join(kinds),
         "rope": "| rope_type | its fields |\n|---|---|\n" + "".join(ropes),
+        "language models": ", ".join(TYPES) + "\n",
         "activations": ", ".join(f"`{name}`" for name in ACTIVATIONS) + "\n",
     }
 

@@ -64,6 +64,10 @@ NOTES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma-2-27b": ("gemma2", {"sliding_window_size": 4096}),
     "galactica": ("opt", {"learned_embeddings": True, "scale_embeddings": False}),
     "dolly-v2": ("gpt_neox", {"custom_pipelines": {"text-generation": {"impl": "a.B"}}}),
+    "Qwen2.5-7B-Instruct-1M": (
+        "qwen2",
+        {"dual_chunk_attention_config": {"chunk_size": 262144, "local_size": 8192}},
+    ),
     "DialoGPT": ("gpt2", {"n_special": 0, "predict_special_tokens": True}),
     "roberta-base-squad2": ("roberta", {"language": "english", "name": "Roberta"}),
     "deberta-base-mnli": ("deberta", {"pooler": {"dropout": 0, "hidden_act": "gelu"}}),

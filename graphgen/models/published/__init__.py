@@ -21,10 +21,11 @@ from graphgen.models.published.fresh import Fresh, Head
 from graphgen.models.published.gguf import gguf_in, open_gguf
 from graphgen.models.published.gguf_names import read_gguf
 from graphgen.models.published.heads import Vectors
+from graphgen.models.published.language_model import PART_OF
 from graphgen.models.published.packed import FewBits, unpacked_names
 from graphgen.models.published.packing import packing_of
-from graphgen.models.published.saved_as import default_task, misfit_mend, own_code
-from graphgen.models.published.sentence import EMBEDS as EMBEDS, classifies, sentence_head
+from graphgen.models.published.saved_as import default_task, language_only, misfit_mend, own_code
+from graphgen.models.published.sentence import EMBEDS as EMBEDS, sentence_head, sentence_task
 from graphgen.models.published.seq2seq import DECODER, ENCODER, CrossAttention
 from graphgen.models.published.weights import read_weights, stored_names
 from graphgen.nn.attention import Attention
@@ -37,8 +38,6 @@ _WITH_LOGITS_OF_TOKENS = (
     "fill-mask",
     "automatic-speech-recognition",
 )
-
-_CLASSIFIES = "text-classification"
 
 MODEL = "model.onnx"
 """What clients call the graph of a family that needs only one."""
@@ -110,10 +109,7 @@ def from_folder(
         config.replace(head.fields())
     family = find_family(config)
     remarks = [*own_code(config)]
-    if task is None and present(folder / "modules.json"):  # a folder of sentence-transformers
-        task = _CLASSIFIES if classifies(folder) else EMBEDS
-        task = task if task in family.tasks else None
-    chosen = task
+    chosen = task = task or sentence_task(folder, family.tasks)
     if task is None:
         task, reason = default_task(config, [*family.tasks])
         remarks += [f"{config.where}: {reason}"] if reason else []
@@ -127,6 +123,9 @@ def from_folder(
         stored = read_weights(folder)
     else:  # whose matrices all have a row for each output
         stored, family = read_gguf(open_gguf(gguf), config), replace(family, transposed=True)
+    if config.given(PART_OF) and gguf is None:
+        stored, told = language_only(config, stored)
+        remarks.append(told)
     method = "gguf" if any(isinstance(weight, FewBits) for weight in stored.values()) else ""
     if packing is not None:
         method, stored = packing.method, unpacked_names(stored, packing, str(folder))

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from graphgen.errors import GraphgenError
 from graphgen.files import read_json
+from graphgen.models.published.language_model import language_fields
 from graphgen.nn.feed_forward import Activation
 
 T = TypeVar("T", bool, int, float, str)
@@ -79,7 +80,12 @@ class Config:
     @classmethod
     def read(cls, path: Path) -> "Config":
         """The configuration in a file."""
-        return cls(read_json(path), str(path))
+        return cls(language_fields(read_json(path), path), str(path))
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """All fields that are not null."""
+        return dict(self._fields)
 
     def replace(self, fields: Mapping[str, Any]) -> None:
         """Take these fields instead of those of the file."""

@@ -27,6 +27,7 @@ from graphgen.models.published import (
 )
 from graphgen.models.published.config import Config
 from graphgen.models.published.family import Family
+from graphgen.models.published.language_model import TYPES
 
 FAMILIES: dict[str, Family] = {
     **llama.FAMILIES,
@@ -64,7 +65,8 @@ def find_family(config: Config) -> Family:
         if parts := [name for name in _PARTS if isinstance(config.given(name), dict)]:
             raise GraphgenError(
                 f"{config.where}: {config.model_type!r} is a model of several parts, "
-                f"{', '.join(parts)}; of such, only clip and siglip are known: give one of text"
+                f"{', '.join(parts)}; of such, there are clip and siglip, and the language models "
+                f"of {', '.join(TYPES)}"
             )
         raise GraphgenError(
             f"{config.where}: there is no model_type {config.model_type!r}; there are "

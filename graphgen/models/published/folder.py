@@ -8,6 +8,7 @@ from typing import Any
 
 from graphgen.errors import GraphgenError
 from graphgen.files import present, read_json
+from graphgen.models.published.language_model import language_fields
 
 _POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_target_positions")
 _AFTER_PADDING = ("roberta", "xlm-roberta", "camembert", "mpnet")
@@ -24,8 +25,12 @@ NOTED = [
 
 
 def settings(folder: Path, name: str) -> dict[str, Any]:
-    """The object in a JSON file of the folder; an empty one if there is no such file."""
-    return read_json(folder / name) if present(folder / name) else {}
+    """The object in a JSON file of the folder; an empty one if there is no such file.
+
+    Of the config.json of several parts, it is that of the language model.
+    """
+    found = read_json(folder / name) if present(folder / name) else {}
+    return language_fields(found, folder / name) if name == "config.json" else found
 
 
 def positions(config: Mapping[str, Any]) -> Any:

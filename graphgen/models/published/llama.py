@@ -33,6 +33,7 @@ def llama(config: Config) -> Specification:
 
 def qwen2(config: Config) -> Specification:
     """Biases of queries, keys and values (arXiv 2407.10671)."""
+    config.ignore("dual_chunk_attention_config")  # of Qwen2.5-1M; transformers never reads it
     config.expect("use_mrope", False)
     bias = config.take("attention_bias", bool, False)
     return specification(config, attention={"bias": True, "output_bias": bias})

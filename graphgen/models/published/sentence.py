@@ -3,6 +3,7 @@
 Its modules.json lists what follows the encoder; each part has a folder with its config.json.
 """
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -110,9 +111,13 @@ def _kept(folder: Path) -> int | None:
     return size
 
 
-def classifies(folder: Path) -> bool:
-    """Whether a folder of sentence-transformers is a cross-encoder."""
-    return settings(folder, _SETTINGS).get("model_type") == "CrossEncoder"
+def sentence_task(folder: Path, tasks: Collection[str]) -> str | None:
+    """What a folder of sentence-transformers is for, if it is one of these tasks."""
+    if not present(folder / "modules.json"):
+        return None
+    across = settings(folder, _SETTINGS).get("model_type") == "CrossEncoder"
+    task = "text-classification" if across else EMBEDS
+    return task if task in tasks else None
 
 
 def _lowers(folder: Path) -> bool:
