@@ -245,7 +245,8 @@ def measure(kind: str, exporter: str, folder: Path) -> Row:
     row.softmaxes_left = max(0, softmaxes_left(graph) - row.refused)
     row.apart = min(row.softmaxes_left, apart(graph))
     row.norms = sum(n for name, n in fused.items() if name.endswith("norm"))
-    row.norms_left = norms_left(graph)
+    refused = sum(done.count("refused") for done in best.report.passes if done.name == "fuse_norm")
+    row.norms_left = max(0, norms_left(graph) - refused)
     words = ["attention"] * (row.softmaxes_left > 0) + ["layer_norm"] * (row.norms_left > 0)
     row.reasons = best.report.reasons(words) if words else []
     for rows, tokens in SIZES:

@@ -9,9 +9,10 @@ mask against what is usually written: products, a sum and Softmax.
 
 Rows are the product of the result's sizes except the last; for attention, the queries. The sizes
 are those of BERT-base and of a GPT of 12 heads; grouped ones have 4 heads of keys; of products with
-a transposed operand, the columns count (256 of them, too, with --rows). The results
+a transposed operand, the columns count (256 of them, too, with --rows), and of norms along channels
+these, in an image of 32 x 32 (--only "LayerNormalization channels" --rows 8 32 64 256). The results
 replace figures in graphgen/targets/pays.json, which `optimize` reads; figures of another machine or
-runtime are dropped. For your own machine:
+runtime are dropped, unless --only adds to them. For your own machine:
 
     python bench/pays.py --output graphgen/targets/pays.json
 """
@@ -43,6 +44,7 @@ from graphgen.edit import infer_model, replace_composites, tidy
 from graphgen.export.write import to_bytes
 from graphgen.graph import bodies
 from graphgen.infer import DOMAIN
+from graphgen.match import CHANNELS
 from graphgen.op import Op, find_op
 from graphgen.ops.attention import causal_mask, merge_heads, repeat_heads, split_heads
 from graphgen.ops.layout import swap_last
@@ -53,6 +55,7 @@ from graphgen.targets.kernels import form_of
 ROWS = (1, 128, 512, 1024, 2048)
 LONGEST = 1024  # of attention: beyond, scores fill the memory's bandwidth, and ratios are noise
 FEATURES, HEADS, GROUPS, WIDE = 768, 12, 4, 3072
+SIDE, MOST_CHANNELS = 32, 512
 MICROSOFT = "com.microsoft"
 
 
@@ -66,6 +69,7 @@ class Case(NamedTuple):
     call: Callable[..., Any]
     shapes: tuple[tuple[Any, ...], ...]
     plain: Callable[..., Any] | None = None
+    layout: str = ""
 
 
 def cases(rows: int, dtype: Any) -> Iterator[Case]:
@@ -76,6 +80,7 @@ def cases(rows: int, dtype: Any) -> Iterator[Case]:
     norm = ops.layer_normalization
     yield Case(norm, lambda x: norm(x, gain, shift), (x,))
     yield Case(ops.rms_normalization, lambda x: ops.rms_normalization(x, gain), (x,))
+    yield from channel_cases(rows, dtype)
     yield Case(ops.gelu, ops.gelu, (wide,))
     yield Case(ops.gelu, lambda x: ops.gelu(x, approximate="tanh"), (wide,))
     yield Case(ops.quick_gelu, ops.silu, (wide,))
@@ -102,6 +107,32 @@ def cases(rows: int, dtype: Any) -> Iterator[Case]:
         yield Case(ops.gemm, partial(ops.gemm, transA=1), shapes, of_a_copy)
     if rows <= LONGEST:
         yield from attention_cases(rows, keys)
+
+
+def channel_cases(channels: int, dtype: Any) -> Iterator[Case]:
+    """Norms along the channels of images, which come before their height and width."""
+    gain, shift = np.ones(channels, dtype), np.zeros(channels, dtype)
+    norm, rms, x = ops.layer_normalization, ops.rms_normalization, (1, channels, SIDE, SIDE)
+    if not 1 < channels <= MOST_CHANNELS:
+        return
+
+    def written_out(x: Any) -> Any:
+        return normal(x - ops.reduce_mean(x, [1])) * gain[:, None, None] + shift[:, None, None]
+
+    def rms_written_out(x: Any) -> Any:
+        return normal(x) * gain[:, None, None]
+
+    to_last, back = (
+        partial(ops.transpose, perm=[0, 2, 3, 1]),
+        partial(ops.transpose, perm=[0, 3, 1, 2]),
+    )
+    yield Case(norm, lambda x: back(norm(to_last(x), gain, shift)), (x,), written_out, CHANNELS)
+    yield Case(rms, lambda x: back(rms(to_last(x), gain)), (x,), rms_written_out, CHANNELS)
+
+
+def normal(d: Any) -> Any:
+    """d by its root mean square along axis 1."""
+    return d / ops.sqrt(ops.reduce_mean(d * d, [1]) + 1e-5)
 
 
 def of_a_copy(a: Any, b: Any) -> Any:
@@ -169,7 +200,7 @@ def on_heads(attend: Any, heads: int, q: Any, k: Any, v: Any, mask: Any) -> Any:
 
 def models(case: Case, dtype: Any, times: int) -> tuple[ir.Node, str, list[ir.Model]]:
     """The operator's node, what its body consists of, and the two models, each several times."""
-    op, _, shapes, written = case
+    op, _, shapes, written, _ = case
     specs = {}
     for name, shape in zip("abcd", shapes, strict=False):
         of = shape[0] if isinstance(shape[0], type) else dtype
@@ -191,7 +222,8 @@ def models(case: Case, dtype: Any, times: int) -> tuple[ir.Node, str, list[ir.Mo
         replace_composites(plain.graph, infer_model(plain), body)
         tidy(plain)
     names = [n.op_type for n in plain.graph][: plain.graph.num_nodes() // times]
-    long = "its body" if written is None else "products, a sum and Softmax"
+    attends = written is not None and op.name.endswith("Attention")
+    long = "products, a sum and Softmax" if attends else "its body"
     told = " + ".join(names) if len(names) <= 3 else long
     if op is ops.group_query_attention:  # older runtimes want its caches too
         for each in [n for n in fused.graph if find_op(n) is op]:
@@ -216,7 +248,7 @@ def measure(
 ) -> tuple[str, str, float]:
     """The operator's form, what it stands for, and the median ratio of its time to that."""
     node, told, pair = models(case, dtype, max(1, 64 // rows))
-    form = form_of(node)
+    form = form_of(node, case.layout)
     sessions = [session(model, provider) for model in pair]
     rng = np.random.default_rng(0)
     feeds = {
@@ -286,10 +318,13 @@ def main() -> int:
         by_dtype = kept.setdefault(where, {})
         here = {"machine": machine, "onnxruntime": ort.__version__, "threads": 1}
         old = by_dtype.get(args.dtype, {})
-        ratios = old.get("ratios", {}) if old.items() >= here.items() else {}
+        day = {"date": date.today().isoformat()}
+        same = old.items() >= here.items()
+        ratios = old.get("ratios", {}) if same or args.only else {}
+        whose = {} if same or not ratios else {"machine": machine, **day}
         for form, row in found.items():
-            ratios[form] = {**ratios.get(form, {}), **row}
-        by_dtype[args.dtype] = {**here, "date": date.today().isoformat(), "ratios": ratios}
+            ratios[form] = {**ratios.get(form, {}), **row, **whose}
+        by_dtype[args.dtype] = {**(old if whose else here | day), "ratios": ratios}
         beside = args.output.with_name(f"{args.output.name}.{os.getpid()}")
         beside.write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
         beside.replace(args.output)

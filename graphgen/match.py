@@ -43,6 +43,10 @@ class Refusal:
     anchor: ir.Node | None = None
 
 
+CHANNELS = "channels"
+"""The layout of a norm between two transposes, along the axis before those of images."""
+
+
 @dataclass
 class Rewrite:
     """A replacement for a node's outputs.
@@ -55,6 +59,7 @@ class Rewrite:
     that an operator becomes its body, for want of a kernel that is there or pays. `anchor` is the
     node that revealed the candidate: of several that fail at one anchor only the last is reported.
     `results` may be a function that records them, if `fused`, the operator that has to pay, stands.
+    `layout` names figures of its own for that operator, as where it is `channels` that it sums.
     Values of the region in `also` are replaced too: their results follow those of the outputs.
     """
 
@@ -67,6 +72,7 @@ class Rewrite:
     inlined: bool = False
     anchor: ir.Node | None = None
     fused: Any = None
+    layout: str = ""
     also: Sequence[ir.Value] = ()
 
     def __post_init__(self) -> None:

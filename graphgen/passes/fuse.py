@@ -141,7 +141,7 @@ def _where_it_pays(
             missing = target.missing(fused)
             if missing and as_variant(fused, target) is None:
                 return Refusal(missing, outcome.anchor)
-            if slower := target.pays(fused, optional=optional):
+            if slower := target.pays(fused, optional=optional, layout=outcome.layout):
                 return Refusal(slower, outcome.anchor)
         outcome.every()  # recorded now that it pays; what fails here is a miss
         return outcome

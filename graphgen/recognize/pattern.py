@@ -1,6 +1,5 @@
 """Recognizers made from the bodies of operators."""
 
-import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,9 +11,9 @@ import onnx_ir as ir
 from graphgen.edit import to_model
 from graphgen.graph import constant, is_float, produced_by, scalar
 from graphgen.infer import incompatible, same_shape
-from graphgen.match import Rewrite
+from graphgen.match import CHANNELS, Rewrite
 from graphgen.op import Op
-from graphgen.ops.layout import expand, numpy_dtype, reshape
+from graphgen.ops.layout import expand, numpy_dtype, reshape, transpose
 from graphgen.recognize.algebra import (
     ROOT,
     UNKNOWN,
@@ -45,7 +44,7 @@ _ARGUMENT = math.sqrt(2.0)
 """A scale of x by `UNKNOWN` times this gives Gelu's erf the argument `UNKNOWN` x."""
 
 _DEEP = 14
-_LAST = "wanted the last, of known size, in the dtype of x or after a cast up from 16 bits"
+_LAST = "wanted axes of known size, in the dtype of x or after a cast up from 16 bits"
 
 
 @dataclass
@@ -155,7 +154,8 @@ class Pattern:
         others = [v for v in expression.leaves if v not in bound]
         if not all(_is_maximum(v) and _is_one(v, axes) for v in others):
             return None
-        if axes != (tuple(range(-len(axes), 0)) if self.stashes else axes[:1]):
+        order = _order(x, axes) if self.stashes else None
+        if order is None and axes != (_last(len(axes)) if self.stashes else axes[:1]):
             return None
         attributes, factor = dict(self.attributes), found["factor"]
         if self.unknown in self.op.inputs:
@@ -166,13 +166,18 @@ class Pattern:
             attributes[self.unknown] = float(np.float32(found["unknown"]))
         attribute = "".join(f" {k}={v:.6g}" for k, v in attributes.items() if k == self.unknown)
         if axes != (-1,):
-            attributes["axis"] = axes[0]
-        gains = [_gain(found[value], x, len(axes)) for value in self.inputs[1:]]
+            attributes["axis"] = axes[0] if order is None else -len(axes)
+        gains = [_gain(found[value], x, axes) for value in self.inputs[1:]]
         if any(gain is None for gain in gains):
             return None
-        result = self.op(adopt(x), *gains, **attributes)
+        rows = adopt(x) if order is None else transpose(adopt(x), perm=order)
+        result = self.op(rows, *gains, **attributes)
+        result = result if order is None else transpose(result, perm=np.argsort(order).tolist())
         result = result if factor == 1 else result * factor
-        return Rewrite(result, list(expression.leaves), f"{self.op.name}{attribute}")
+        reason, layout = f"{self.op.name}{attribute}", ""
+        if order is not None:
+            reason, layout = f"{reason} of channels", CHANNELS
+        return Rewrite(result, list(expression.leaves), reason, layout=layout)
 
 
 def _is_one(value: ir.Value, axes: tuple[int, ...]) -> bool:
@@ -242,9 +247,9 @@ def _candidates(y: ir.Value, nodes: Mapping[ir.Node, None]) -> Iterator[ir.Value
             yield x
 
 
-def _gain(value: ir.Value | float, x: ir.Value, axes: int) -> Tensor | None:
-    """A gain or bias as an operand in the shape of x's last axes, or None."""
-    wanted = ir.Shape(x.shape[-axes:] if x.shape is not None else [None])
+def _gain(value: ir.Value | float, x: ir.Value, axes: tuple[int, ...]) -> Tensor | None:
+    """A gain or bias as an operand in the shape of the axes of x that are summed, or None."""
+    wanted = ir.Shape([None] * len(axes) if x.shape is None else [x.shape[axis] for axis in axes])
     if not isinstance(value, ir.Value):
         static = wanted.is_static()
         return np.full(wanted.numpy(), value, numpy_dtype(adopt(x))) if static else None
@@ -261,14 +266,33 @@ def _gain(value: ir.Value | float, x: ir.Value, axes: int) -> Tensor | None:
                 return None
         elif operand.dtype != numpy_dtype(adopt(x)):
             return None
-    dims = ir.Shape(list(itertools.dropwhile(lambda d: d == 1, value.shape)))
-    if same_shape(value.shape, wanted):
+    if axes == _last(len(axes)) and same_shape(value.shape, wanted):
         return operand
-    if len(dims) > axes or not (wanted.is_static() and dims.is_static()):
+    sizes = dict(zip(_last(len(value.shape)), value.shape, strict=True))
+    if any(size != 1 for axis, size in sizes.items() if axis not in axes):
         return None
-    if any(d not in (1, w) for d, w in zip(dims[::-1], wanted[::-1], strict=False)):
+    dims = ir.Shape([sizes.get(axis, 1) for axis in axes])
+    if not (wanted.is_static() and dims.is_static()):
+        return None
+    if any(d not in (1, w) for d, w in zip(dims, wanted, strict=True)):
         return None
     return expand(reshape(operand, dims.numpy()), wanted.numpy())
+
+
+def _last(count: int) -> tuple[int, ...]:
+    """So many axes at the end, counted from there."""
+    return tuple(range(-count, 0))
+
+
+def _order(x: ir.Value, axes: tuple[int, ...]) -> list[int] | None:
+    """The axes of x with those that are summed last; None if they are, or one is the first.
+
+    Along the first axis, sums are as fast as two transposes.
+    """
+    summed = [] if x.shape is None else [axis + len(x.shape) for axis in axes]
+    if x.shape is None or axes == _last(len(axes)) or 0 in summed:
+        return None
+    return [*(i for i in range(len(x.shape)) if i not in summed), *summed]
 
 
 def make_pattern(op: Op, inputs: int, *, unknown: str | None = None, **attributes: Any) -> Pattern:

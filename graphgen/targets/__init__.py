@@ -12,7 +12,7 @@ from graphgen.infer import schema_of
 from graphgen.processor import Instructions, instructions
 from graphgen.providers import KNOWN
 from graphgen.runtime import import_runtime
-from graphgen.targets.kernels import REFUSED, Runtime, ratios_of
+from graphgen.targets.kernels import REFUSED, Runtime, form_of, ratios_of, unit_of
 from graphgen.targets.tables import (
     Kernels,
     committed,
@@ -104,13 +104,14 @@ class Target:
         missing = self.missing(node)
         return self._missing_of(self.elsewhere, node) if missing and self.elsewhere else missing
 
-    def pays(self, node: ir.Node, *, optional: bool = False) -> str | None:
+    def pays(self, node: ir.Node, *, optional: bool = False, layout: str = "") -> str | None:
         """Why this node is slower than the nodes it replaces, or None, as bench/pays.py measured.
 
         If the number of rows is unknown, the longest measured one counts, because that is where the
-        time goes. An `optional` node, one that replaces good nodes, has to win everywhere.
+        time goes. An `optional` node, one that replaces good nodes, has to win everywhere. A
+        `layout` such as `channels` has figures of its own.
         """
-        instead_of, ratios = ratios_of(node, self._where)
+        instead_of, ratios = ratios_of(node, self._where, layout)
         if optional and not ratios:
             dtype = node.outputs[0].dtype
             run = (
@@ -121,7 +122,7 @@ class Target:
         if worst < _WIN if optional else longest <= _TIE:
             return None
         figures = ", ".join(f"{ratio:.2f}x at {n:,}" for n, ratio in ratios.items())
-        figures += f" {_rows(max(ratios))}, {self._source}"
+        figures += f" {unit_of(form_of(node, layout), max(ratios))}, {self._source}"
         verdict = "takes longer than" if longest > _TIE else "is not faster than"
         return f"{node.op_type} {verdict} {instead_of}: {figures}"
 
@@ -136,7 +137,7 @@ class Target:
             return None
         figures = f"{theirs[rows]:.2f}x and {own[rows]:.2f}x the time of {instead_of}"
         which = f"{other.op_type} takes less time than {node.op_type}"
-        return f"{which}: {figures} at {rows:,} {_rows(rows)}, {self._source}"
+        return f"{which}: {figures} at {rows:,} {unit_of(form_of(node), rows)}, {self._source}"
 
     @property
     def _where(self) -> str:
@@ -172,10 +173,6 @@ def _newest(op_type: str, opset: int, rows: tuple[tuple[int, int | None], ...]) 
         if schema is not None and any(_serves(*row, schema.since_version) for row in rows):
             return each
     return opset
-
-
-def _rows(count: int) -> str:
-    return "row" if count == 1 else "rows"
 
 
 @cache

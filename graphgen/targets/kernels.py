@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import onnx_ir as ir
 
 from graphgen.infer import describe, same_dim
+from graphgen.match import CHANNELS
 from graphgen.processor import processor
 from graphgen.targets import cuda, webgpu
 from graphgen.targets.faults import Fault, operand
@@ -128,9 +129,11 @@ _MASK = {"Attention": 3, "MultiHeadAttention": 5, "GroupQueryAttention": 10}
 """Which input is added to the scores, or keeps some of them."""
 
 
-def form_of(node: ir.Node) -> str:
+def form_of(node: ir.Node, layout: str = "") -> str:
     """The row of graphgen/targets/pays.json: the operator, and for attention how it is called."""
     given = {name: attr.value for name, attr in node.attributes.items()}
+    if layout:
+        return f"{node.op_type} {layout}"
     if given.get("transA"):
         return f"{node.op_type} transA"
     if not node.op_type.endswith("Attention"):
@@ -148,14 +151,24 @@ def form_of(node: ir.Node) -> str:
     return " ".join([node.op_type, *(trait for trait, has in traits.items() if has)])
 
 
-def rows_of(node: ir.Node) -> int | None:
+def unit_of(form: str, count: int) -> str:
+    """What `rows_of` counts: `rows`, or `row`."""
+    units = {"transA": "columns", CHANNELS: CHANNELS}
+    return units.get(form.rpartition(" ")[2], "rows").removesuffix("s" * (count == 1))
+
+
+def rows_of(node: ir.Node, layout: str = "") -> int | None:
     """The product of the result's sizes except the last; for attention, the number of queries.
 
-    For a product of Aᵀ it is the smaller size: so many columns are read again and again.
+    For a product of Aᵀ it is the smaller size: so many columns are read again and again. For a norm
+    along channels it is their number.
     """
     shape = node.outputs[0].shape
     if shape is None or len(shape) < 2:
         return None
+    if layout == CHANNELS:
+        summed = shape[node.attributes.get_int("axis", -1) :]
+        return math.prod(d for d in summed if isinstance(d, int))  # all are known
     if node.attributes.get_int("transA", 0):
         return min((d for d in shape if isinstance(d, int)), default=None)
     sizes = shape.dims[-2:-1] if node.op_type.endswith("Attention") else shape.dims[:-1]
@@ -194,7 +207,7 @@ def products_pay(queries: int, features: int) -> bool:
     return max(ratios) <= _GAINS
 
 
-def ratios_of(node: ir.Node, where: str) -> tuple[str, dict[int, float]]:
+def ratios_of(node: ir.Node, where: str, layout: str = "") -> tuple[str, dict[int, float]]:
     """What a node was measured against, and its time relative to that, by rows.
 
     `where` is `avx2`, `avx512` or `cuda`. What was not measured with a mask counts without one.
@@ -202,11 +215,11 @@ def ratios_of(node: ir.Node, where: str) -> tuple[str, dict[int, float]]:
     y = node.outputs[0]
     dtype = y.dtype.name.lower() if y.dtype is not None else ""
     known = measured().get(where, {}).get(dtype, {}).get("ratios", {})
-    form = form_of(node)
+    form = form_of(node, layout)
     row = dict(known.get(form) or known.get(form.removesuffix(" masked"), {}))
     instead_of = row.pop("instead_of", "")
-    ratios = {int(rows): ratio for rows, ratio in row.items()}
-    rows = rows_of(node)
+    ratios = {int(rows): ratio for rows, ratio in row.items() if rows.isdecimal()}
+    rows = rows_of(node, layout)
     if rows is not None and ratios:
         near = min(ratios, key=lambda n: abs(math.log(n / max(rows, 1))))
         ratios = {near: ratios[near]}

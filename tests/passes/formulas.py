@@ -12,6 +12,8 @@ from graphgen import ops
 
 GAIN = np.linspace(0.5, 2, 8, dtype=np.float32)
 BIAS = np.linspace(-1, 1, 8, dtype=np.float32)
+COLUMN = np.tile(GAIN, 8)[:, None, None]  # for 64 channels, before height and width
+SHIFT = COLUMN[::-1].copy()
 GAIN16, BIAS16 = GAIN.astype(np.float16), BIAS.astype(np.float16)
 ROOT_2 = math.sqrt(2.0)
 
@@ -42,8 +44,8 @@ def unit(x: Any, epsilon: float = 1e-6, axes: Any = (-1,)) -> Any:
     return d / ops.sqrt(mean(d * d, axes) + epsilon)
 
 
-def rms(x: Any, epsilon: float = 1e-6) -> Any:
-    return x / ops.sqrt(mean(x * x) + epsilon)
+def rms(x: Any, epsilon: float = 1e-6, axes: Any = (-1,)) -> Any:
+    return x / ops.sqrt(mean(x * x, axes) + epsilon)
 
 
 def clamped(x: Any) -> Any:
@@ -121,6 +123,7 @@ def tanh_gelu(x: Any, root: Any = 0.7978845608, cubic: Any = 0.044715) -> Any:
 
 
 LAYER, RMS, GELU = {"LayerNormalization": 1}, {"RMSNormalization": 1}, {"Gelu": 1}
+TURNED = {"Transpose": 2}
 QUICK, SOFTMAX = {"com.microsoft::QuickGelu": 1}, {"Softmax": 1}
 CASTS = {"Cast": 2}
 
@@ -179,6 +182,18 @@ FOUND = {
     ),
     "layer norm over two axes, gain of one": Formula(
         lambda x: unit(x, 1e-5, (-2, -1)) * GAIN, LAYER, shape=("b", "s", 4, 8)
+    ),
+    "layer norm of channels": Formula(
+        lambda x: unit(x, axes=(1,)) * COLUMN + SHIFT, LAYER | TURNED, shape=("b", 64, "s", 3)
+    ),
+    "layer norm of channels, gain of one": Formula(
+        lambda x: unit(x, axes=(-2,)) * GAIN[:1] + COLUMN[0], LAYER | TURNED, shape=("b", 64, "s")
+    ),
+    "layer norm of channels and rows": Formula(
+        lambda x: unit(x, axes=(1, 2)) * COLUMN, LAYER | TURNED, shape=("b", 64, 3, "s")
+    ),
+    "rms norm of channels": Formula(
+        lambda x: rms(x, axes=(1,)) * COLUMN, RMS | TURNED, shape=("b", 64, "s", 3)
     ),
     "rms norm": Formula(lambda x: GAIN * rms(x), RMS),
     "rms norm without gain": Formula(rms, RMS),

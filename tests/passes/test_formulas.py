@@ -191,3 +191,31 @@ def test_a_maximum_that_varies_along_the_sum_does_not_cancel(
     finite = (np.nan_to_num(y, posinf=9.0, neginf=-9.0) for y in (wanted, given))
     assert relative_rms(*finite) < ROUNDING
     assert ("ReduceMax" in count_operators(best.model)) == (largest != summed)
+
+
+def test_a_norm_of_channels_is_fused_where_that_pays() -> None:
+    """Few channels, or the batch, are normalized as fast where they are."""
+
+    def of(axis: int, shape: Any) -> list[tuple[str, str]]:
+        return remarks(
+            optimize(model_of(Formula(lambda x: unit(x, axes=(axis,)), {}, shape=shape)))
+        )
+
+    assert of(1, ("b", 64, "h", "w")) == [("fired", "LayerNormalization epsilon=1e-06 of channels")]
+    [(status, reason)] = of(1, ("b", 3, "h", "w"))
+    assert status == "refused" and "at 3 channels, measured by bench/pays.py" in reason
+    [(status, reason)] = of(0, (64, 32))
+    assert status == "missed" and reason.startswith(
+        "LayerNormalization: (-2,) are the axes of sums"
+    )
+
+
+def test_a_gain_along_another_axis_is_not_that_of_the_channels() -> None:
+    """Height, width and channels are as many, so that only the axis tells them apart."""
+    gain = np.linspace(0.5, 2.0, 64, dtype=np.float32)
+    body = lambda x: unit(x, axes=(1,)) * gain + gain[:, None]  # noqa: E731
+    model = model_of(Formula(body, {}, shape=("b", 64, 64, 64)))
+    best = optimize(model, verify=True)
+    assert count_operators(best.model)["LayerNormalization"] == 1
+    x = sample(Formula(body, {}, shape=(2, 64, 64, 64)))
+    assert relative_rms(run_plain(model, {"x": x})[0], run_plain(best.model, {"x": x})[0]) < 1e-6

@@ -38,7 +38,11 @@ FIGURES = {
             "additionalProperties": {
                 "type": "object",
                 "required": ["instead_of"],
-                "properties": {"instead_of": {"type": "string"}},
+                "properties": {
+                    "instead_of": {"type": "string"},
+                    "machine": {"type": "string", "minLength": 1},  # if not that of the others
+                    "date": {"type": "string", "pattern": r"^\d{4}-\d{2}-\d{2}$"},
+                },
                 "patternProperties": {r"^\d+$": {"type": "number", "exclusiveMinimum": 0}},
                 "additionalProperties": False,
                 "minProperties": 2,
