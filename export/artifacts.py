@@ -62,6 +62,7 @@ from graphgen.passes.training.accumulate import into_buffers, results
 from graphgen.passes.training.adapters import LoRA, adapt, trained_whole
 from graphgen.passes.training.batch_norms import by_batch, in_evaluation, statistics
 from graphgen.passes.training.dropouts import Dropout, put_dropout
+from graphgen.passes.training.held import hold
 from graphgen.passes.training.lowering import lowering, remove_dropout
 from graphgen.passes.training.packed import Base, pack
 from graphgen.passes.training.recompute import RECOMPUTE, Recompute, recomputation, step_bytes
@@ -326,6 +327,7 @@ class Prepared:
         remove_dropout(evaluation)
         for one in (training, evaluation):  # first, since constants are folded
             _weights_to_inputs(one, weights)
+        hold(training)
         if moved:
             described["statistics"] = by_batch(training)
             _check_readers(training, moved, profile)

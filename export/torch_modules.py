@@ -5,6 +5,7 @@ import inspect
 import io
 import json
 import logging
+import re
 import tempfile
 import warnings
 import weakref
@@ -15,17 +16,24 @@ from typing import Any
 
 import onnx_ir as ir
 
+from graphgen import ops
 from graphgen.arguments import checked
 from graphgen.edit import identity_of, infer_model, tidy
 from graphgen.errors import GraphgenError, near, user_line
 from graphgen.export.outputs import SIGNATURE
 from graphgen.export.read import load
+from graphgen.export.torch_gradients import expect_plain, expect_same_gradients
 from graphgen.export.torch_results import Call, expect_same
 from graphgen.graph import NAMES_OF, ORIGIN, SCALARS, is_float
+from graphgen.op import is_a
 from graphgen.passes.training.batch_norms import is_norm, note
 from graphgen.passes.training.dropouts import RATE, in_inference, is_site
+from graphgen.passes.training.held import HELD
 from graphgen.places import block_of
 from graphgen.traits import Trait, has
+
+_EMBEDS = r"aten\.embedding\.default\]\(args = \([^,]+, [^,)]+(?:, (-?\d+))?(?:, (\w+))?"
+"""A call of torch's: the table, indices, the row that pads, and whether rows are weighed."""
 
 _SIZES = 1 << 14  # how many numbers are calculated at most
 _NEEDED = "from_torch needs torch 2.6 or newer with its ONNX exporter"
@@ -79,6 +87,7 @@ def from_torch(
         positional = tuple(example_inputs)
     else:
         positional = (example_inputs,)
+    expect_plain(module)
     how: dict[str, Any] = {
         "dynamo": True,
         "optimize": False,
@@ -91,7 +100,7 @@ def from_torch(
         path = Path(folder) / "model.onnx"
         try:
             with _quiet():
-                torch.onnx.export(
+                program = torch.onnx.export(
                     module, positional, path, kwargs=keyword, dynamic_shapes=dynamic_shapes, **how
                 )
         except Exception as error:  # each of torch's passes has its own
@@ -106,13 +115,32 @@ def from_torch(
         in_inference(model)
         call = Call(called, positional, keyword)
         expect_same(model, path.with_name("as_read.onnx"), call)
+        with _quiet():
+            expect_same_gradients(program, call)
     for node in filter(is_site, model.graph):
         rate = getattr(_part(called, block_of(node)), "p", None)
         if isinstance(rate, float | int):
             node.metadata_props.setdefault(RATE, str(float(rate)))
-    for node in filter(is_norm, model.graph.all_nodes()):
-        _note_norm(node, called, block_of(node))
+    for node in model.graph.all_nodes():
+        if is_norm(node):
+            _note_norm(node, called, block_of(node))
+        _note_held(node)
     return model
+
+
+def _note_held(node: ir.Node) -> None:
+    """Let no gradient through what torch detaches, and to the row of a table that pads."""
+    call = node.metadata_props.get("pkg.torch.onnx.fx_node", "")
+    if is_a(node, ops.identity) and "torch.ops.aten.detach." in call:
+        node.metadata_props[HELD] = ""
+    if is_a(node, ops.gather) and (found := re.search(_EMBEDS, call)):
+        if found[1] and int(found[1]) >= 0:
+            node.metadata_props[HELD] = found[1]
+        if found[2] == "True":
+            raise GraphgenError(
+                f"from_torch: {block_of(node) or 'the module'} has scale_grad_by_freq=True, and "
+                f"gradients here are whole: make it without{user_line()}"
+            )
 
 
 def _note_norm(node: ir.Node, module: Any, path: str) -> None:
@@ -223,6 +251,9 @@ def _name(model: ir.Model, module: Any) -> None:
             tied[first] = others
         if not parameter.requires_grad:
             frozen[first] = "requires_grad=False in torch"
+    values = graph.initializers
+    constants = [n for n, v in values.items() if is_float(v) and n not in kept]
+    frozen |= dict.fromkeys(constants, "a constant in torch")
     buffers = dict.fromkeys((n for n, _ in module.named_buffers()), "a buffer")
     frozen |= {name: what for name, what in buffers.items() if name in graph.initializers}
     model.metadata_props[ORIGIN] = json.dumps({"frozen": frozen, "tied": tied}, sort_keys=True)
@@ -244,7 +275,13 @@ def _fold_sizes(model: ir.Model) -> None:
         floats = any(map(is_float, node.outputs)) and not any(sequences)
         return False if floats or has(node, Trait.RANDOM) else None
 
-    if fold_constants(model, _SIZES, is_folded):
+    kept = [n for n in model.graph.all_nodes() if is_a(n, ops.identity) and is_float(n.outputs[0])]
+    for node in kept:  # onnxscript leaves out what it knows as an Identity: a dropout, or a detach
+        node.domain = HELD
+    folded = fold_constants(model, _SIZES, is_folded)
+    for node in kept:
+        node.domain = ""
+    if folded:
         tidy(model)
         infer_model(model)
 

@@ -50,7 +50,7 @@ def expect_same(model: ir.Model, file: Path, call: Call) -> None:
 def _compare(who: str, model: ir.Model, session: Session, call: Call, *, example: bool) -> None:
     at = "" if example else _sizes(model, call)
     feeds = _feeds(model, call)
-    with _unchanged(call.module) as state:
+    with unchanged(call.module) as state:
         try:
             wanted, changed = state.run(call)
         except Exception as error:  # whatever the module raises
@@ -116,7 +116,7 @@ class _State:
 
         self.restore(buffers=restored)
         for part in self._modes:
-            part.training = part.training and parts and not _is_random(part)
+            part.training = part.training and parts and not is_random(part)
         before = {name: buffer.detach().clone() for name, (buffer, _) in self._buffers.items()}
         tree = torch.utils._pytree
         given = tree.tree_map(
@@ -127,7 +127,7 @@ class _State:
             torch.manual_seed(seed)
             results = call.module(*given[0], **given[1])
         changed = [n for n, (b, _) in self._buffers.items() if not torch.equal(b, before[n])]
-        return [_array(x) for x in _tensors(results)], changed
+        return [_array(x) for x in tensors_in(results)], changed
 
     def disturb(self, names: Sequence[str]) -> None:
         """Put other numbers into buffers, to see what reads them."""
@@ -147,7 +147,8 @@ class _State:
 
 
 @contextlib.contextmanager
-def _unchanged(module: Any) -> Iterator[_State]:
+def unchanged(module: Any) -> Iterator["_State"]:
+    """Put the buffers and modes of a module back afterwards."""
     state = _State(module)
     try:
         yield state
@@ -155,7 +156,7 @@ def _unchanged(module: Any) -> Iterator[_State]:
         state.restore()
 
 
-def _is_random(part: Any) -> bool:
+def is_random(part: Any) -> bool:
     """Whether a module is a dropout or norm: what a model for inference has in evaluation mode."""
     return hasattr(part, "track_running_stats") or (not [*part.children()] and hasattr(part, "p"))
 
@@ -199,7 +200,7 @@ def _apart(r: Array, x: Array, epsilon: float) -> str | None:
 
 def _feeds(model: ir.Model, call: Call) -> dict[str, Array]:
     """What the call gives, by the names of the model's inputs: numbers are constants there."""
-    given = [_array(x) for x in _tensors((call.positional, call.keyword))]
+    given = [_array(x) for x in tensors_in((call.positional, call.keyword))]
     return {str(v.name): x for v, x in zip(model.graph.inputs, given, strict=True)}
 
 
@@ -237,7 +238,8 @@ def _sizes(model: ir.Model, call: Call) -> str:
     return f" at {', '.join(f'{name}={size}' for name, size in sizes.items())}"
 
 
-def _tensors(tree: Any) -> list[Any]:
+def tensors_in(tree: Any) -> list[Any]:
+    """The tensors in lists, dictionaries and other classes that torch knows."""
     import torch
 
     return [x for x in torch.utils._pytree.tree_leaves(tree) if isinstance(x, torch.Tensor)]

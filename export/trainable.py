@@ -8,16 +8,26 @@ weight here, or a weight that has another name here. The table shows what cannot
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
 
-from graphgen import ops
 from graphgen.display import Tabular
 from graphgen.errors import GraphgenError, warn
+from graphgen.export.uses import (
+    EXPORT,
+    SCRIPTS,
+    Uses,
+    calculated_by_torch,
+    copies_in,
+    is_scripted,
+    is_uniform,
+    listed,
+)
 from graphgen.graph import (
+    CONSTANT,
     NAMES_OF,
     ORIGIN,
     TORCH_KIND,
@@ -26,25 +36,14 @@ from graphgen.graph import (
     is_constant_name,
     is_float,
     parameters,
-    present_inputs,
 )
 from graphgen.infer import describe
-from graphgen.op import is_a
 from graphgen.passes.training.adapters import ADAPTERS
-from graphgen.places import block_of
 from graphgen.subgraphs import ancestors, reads
-from graphgen.traits import Trait, has
 from graphgen.value import Deferred
-
-_EXPORT = (
-    "export with gg.from_torch, `graphgen import` or torch.onnx.export(..., dynamo=True, "
-    "optimize=False), which keep weights and their names"
-)
 
 _NO_PARAMETERS = {"BUFFER": "a buffer", "CONSTANT_TENSOR": "a constant in torch"}
 """What torch's exporter calls what is no parameter."""
-
-_TAKE_NORMS = (ops.conv, ops.conv_transpose, ops.gemm)  # into which exporters fold a norm
 
 _Part: TypeAlias = str | Callable[..., Any] | Deferred
 Parts: TypeAlias = _Part | Sequence[_Part]
@@ -125,7 +124,7 @@ class _Chosen:
         """Raise if a pattern matches none of the weights, among them `every` parameter."""
         if self._unmatched:
             some = ", ".join([*every][:6]) or "none"
-            hint = f"; the exporter renamed {_listed(renamed)}: {_EXPORT}" if renamed else ""
+            hint = f"; the exporter renamed {listed(renamed)}: {EXPORT}" if renamed else ""
             raise GraphgenError(
                 f"artifacts: {self._option}={self._unmatched[0]} matches no parameter; there are "
                 f"{some}{hint}"
@@ -179,9 +178,16 @@ def choose_trainable(
     foreign = model.producer_name != "graphgen"  # ours keep their declared names
     origin, tied = _origin(model)
     known = ORIGIN in model.metadata_props  # nothing is folded in gg.from_torch
+    scripted = is_scripted(model)
     uses = {
-        n: _Uses(v, foreign, tied.get(n, ()), known=known) for n, v in values.items() if is_float(v)
+        n: Uses(v, foreign, tied.get(n, ()), known=known, scripted=scripted)
+        for n, v in values.items()
+        if is_float(v)
     }
+    if scripted:  # it writes constants as nodes, and keeps the names of parameters alone
+        scalars = (n for n, v in values.items() if v.shape == () and not v.meta.get(CONSTANT))
+        every |= {n: values[n] for n in scalars if n in uses and not re.match(SCRIPTS, n)}
+        every = {name: value for name, value in values.items() if name in every}
     beside = [n for n in values if re.search(ADAPTERS, n)] if adapters else []
     calculated = list[str]()
     wanted = None if trainable is None else _Chosen("trainable", trainable, graph, tied)
@@ -196,17 +202,21 @@ def choose_trainable(
             for n, v in every.items()
             if v in needed and not uses[n].is_folded_constant and n not in origin
         ]
-        calculated = _calculated(names, values, uses)
+        calculated = calculated_by_torch(names, values, uses, scripted)
         names = [name for name in names if name not in calculated]
         if not names:
             raise GraphgenError(
                 f"artifacts: the loss {loss.name} depends on none of the {len(every)} float "
                 "parameters"
             )
+    if not adapters:
+        reached = [n for n, v in every.items() if v in needed and n not in origin]
+        lost = calculated_by_torch(reached, values, uses, scripted)
+        _tell_calculated([n for n in lost if not (kept and kept.matches(n))], values, wanted)
     for chosen in filter(None, (wanted, kept)):
         for name, used in uses.items():
             if values[name] in needed and values[name] not in fixed and name not in chosen.meant:
-                used.check(chosen)
+                _check_whole(used, chosen)
         chosen.check(every, [n for n, used in uses.items() if used.renamed_product])
     names = [n for n in values if n in {*names, *beside} and not (kept and kept.matches(n))]
     if not names:
@@ -237,22 +247,36 @@ def choose_trainable(
         if weight is not None and name not in meant and (folded := weight.folded):
             raise GraphgenError(
                 f"artifacts: {name} is {folded}: trained, it would not change as it does in torch: "
-                f"{_EXPORT}, or leave it out with frozen={name!r}, or, if it is meant, give its "
+                f"{EXPORT}, or leave it out with frozen={name!r}, or, if it is meant, give its "
                 "whole name in trainable="
             )
         merged = weight is not None and len(weight.blocks) > 1 and not weight.tied
-        if weight is not None and merged and _is_uniform(value) and name not in meant:
+        if weight is not None and merged and is_uniform(value) and name not in meant:
             raise GraphgenError(
-                f"artifacts: {name} is one weight of {_listed(weight.blocks)}, whose weights "
+                f"artifacts: {name} is one weight of {listed(weight.blocks)}, whose weights "
                 "were equal and were stored once; trained, they would stay equal: "
-                f"{_EXPORT}, or leave it out with frozen={name!r}, or, if it is meant, give its "
+                f"{EXPORT}, or leave it out with frozen={name!r}, or, if it is meant, give its "
                 "whole name in trainable="
             )
-    copies = _copies(names, values)
+    copies = copies_in(names, values)
     shared = [n for n in names if len(uses[n].blocks) > 1 and not uses[n].tied]
+    untied = [n for n in copies if not {n, copies[n]} <= meant]
+    if untied:
+        raise GraphgenError(
+            f"artifacts: {untied[0]} is {copies[untied[0]]} transposed: one weight before the "
+            f"export, and two in this file, which training would make different: {EXPORT}, or "
+            f"train one of them, with frozen={untied[0]!r}, or give both whole names in trainable="
+        )
+    pairs = [tuple(uses[n].blocks) for n in shared if n not in meant]
+    if twice := [pair for pair in pairs if pairs.count(pair) > 1]:
+        raise GraphgenError(
+            f"artifacts: all weights of {listed(twice[0])} are stored once, since one module was "
+            f"a copy of the other; trained, they would stay equal: {EXPORT}, or, if they are tied, "
+            "give their whole names in trainable="
+        )
     if shared or copies:
-        one = [f"{n} is one weight of {_listed(uses[n].blocks)}" for n in shared]
-        one += [f"{n} is {copies[n]}" for n in copies]
+        one = [f"{n} is one weight of {listed(uses[n].blocks)}" for n in shared]
+        one += [f"{n} is {copies[n]} transposed, trained apart from it" for n in copies]
         rest = f", and {len(one) - 3} more" if len(one) > 3 else ""
         warn(
             f"artifacts: {'; '.join(one[:3])}{rest}: tied in the model, or only equal when it was "
@@ -265,7 +289,8 @@ def choose_trainable(
         if not is_float(value):
             return "only float32 is trained"
         if name in names:
-            return copies.get(name, uses[name].known())
+            copied = f"{copies[name]} transposed, trained apart from it" if name in copies else ""
+            return copied or uses[name].known()
         if name not in every or uses[name].is_folded_constant:
             return "a constant"
         if value not in needed:
@@ -290,102 +315,34 @@ def choose_trainable(
     )
 
 
-def _calculated(
-    names: Sequence[str], values: Mapping[str, ir.Value], uses: Mapping[str, "_Uses"]
-) -> list[str]:
-    """What torch's exporter has calculated and stored beside the parameters that it knows; warns.
+def _tell_calculated(
+    names: Sequence[str], values: Mapping[str, ir.Value], wanted: _Chosen | None
+) -> None:
+    """Refuse, or warn of, parameters that are lost in what an exporter has calculated of them.
 
-    That is a mask, a zero state, or what it made of a parameter, such as an expanded one. Operands
-    of products are weights that it transposed.
+    Of two numbers, as masks are, it warns; and where it is said what is trained.
     """
-    known = [n for n in values if TORCH_KIND in values[n].metadata_props]
-    found = [n for n in names if known and n not in known and not uses[n].in_product]
-    if found:
-        more = f", and {len(found) - 6} more" if len(found) > 6 else ""
-        warn(
-            f"artifacts: torch's exporter calculated {', '.join(found[:6])}{more}, of constants or "
-            f"of parameters, so they are not trained; {_EXPORT}; or name them in trainable="
+    names = [n for n in names if wanted is None or not wanted.matches(n)]
+    arrays = {n: constant(values[n]) for n in names}
+    lost = [n for n, array in arrays.items() if array is None or np.unique(array).size > 2]
+    some = ", ".join((lost or names)[:6])
+    more = f", and {len(lost or names) - 6} more" if len(lost or names) > 6 else ""
+    if lost and wanted is None:
+        raise GraphgenError(
+            f"artifacts: torch's exporter calculated {some}{more}, of constants or of parameters, "
+            f"which would not be trained as in torch: {EXPORT}, or leave them out with "
+            f"frozen={lost}"
         )
-    return found
+    if names:
+        warn(
+            f"artifacts: torch's exporter calculated {some}{more}, of constants or of parameters, "
+            f"so they are not trained; {EXPORT}; or name them in trainable="
+        )
 
 
 def _shape(value: ir.Value) -> list[int]:
     """The sizes of an initializer's tensor; its value may have symbols, as a folded one."""
     return [] if value.const_value is None else [*value.const_value.shape.numpy()]
-
-
-class _Uses:
-    """The modules in which a graph from another tool uses a weight, and hence its names there."""
-
-    def __init__(self, value: ir.Value, foreign: bool, tied: Sequence[str], *, known: bool) -> None:
-        nodes = [*_readers(value)] if foreign else []
-        self.name, self.tied = str(value.name), tied
-        self.blocks = sorted({*map(block_of, nodes)} - {""})
-        path = self.name.replace("/", ".")
-        self._own = [b for b in self.blocks if path.startswith(f"{b}.")]
-        torchs = value.metadata_props.get(TORCH_KIND) == "PARAMETER"  # so is the name
-        self.renamed = bool(self.blocks) and "." not in path and not (self._own or torchs)
-        size = None if value.shape is None else [*value.shape]
-        self.is_folded_constant = self.renamed and size is not None and all(d == 1 for d in size)
-        self.in_product = any(has(node, Trait.PRODUCT) for node in _through_views(nodes))
-        self.renamed_product = self.renamed and self.in_product
-        self.folded = "" if known or not nodes else self._folded(nodes)
-
-    def _folded(self, nodes: list[ir.Node]) -> str:
-        """What an exporter has folded into the weight of a convolution or a linear layer, or "".
-
-        A norm after it, by whose module the node is then called; its weight keeps its own name, and
-        the shift gets a name that no module has.
-        """
-        if not all(is_a(node, *_TAKE_NORMS) for node in nodes):
-            return ""
-        if re.fullmatch(r"onnx::Conv(Transpose)?_\d+", self.name):
-            return f"a weight of {_listed(self.blocks)} into which a norm was folded"
-        beside = {str(value.name) for node in nodes for value in present_inputs(node)}
-        own, _, leaf = self.name.rpartition(".")
-        if leaf.endswith("_bias") and self.name.removesuffix("_bias") in beside:
-            return f"the shift of a norm that was folded into {self.name.removesuffix('_bias')}"
-        near = (b == own or b.startswith(f"{own}.") or own.startswith(f"{b}.") for b in self.blocks)
-        scripted = any(str(node.name or "").startswith("/") for node in nodes)
-        if not own or not self.blocks or scripted or any(near):  # TorchScript repeats some names
-            return ""
-        return f"used in {_listed(self.blocks)} alone, a norm that was folded into it"
-
-    def check(self, chosen: _Chosen) -> None:
-        """Raise if patterns name only some of the weights that are stored as this one."""
-        if (
-            self.tied
-            or not self.blocks
-            or self.is_folded_constant
-            or (self.renamed and not self.in_product)
-        ):
-            return
-        named = chosen.matches(self.name)
-        own = max(self._own, key=len, default=None)
-        leaf = self.name[len(own) + 1 :] if own is not None else self.name.rpartition(".")[2]
-        leaf = "weight" if self.renamed else leaf
-        found = {block: chosen.matches(f"{block}.{leaf}") for block in self.blocks}
-        found |= dict.fromkeys(self._own, named)
-        if not any(found.values()) or (named and (self.renamed or all(found.values()))):
-            return
-        some = _listed([block for block, given in found.items() if given])
-        whole = f", one weight of {_listed(self.blocks)}" if len(self.blocks) > 1 else ""
-        raise GraphgenError(
-            f"artifacts: {chosen.given} names {some}, whose weight "
-            f"is {self.name} in this file{whole}; name all of it or none of it, or "
-            f"{_EXPORT}"
-        )
-
-    def known(self) -> str:
-        """What is known about a weight that is trained."""
-        of = _listed(self.blocks)
-        if self.tied:
-            return f"tied: also {_listed(self.tied)}"
-        if len(self.blocks) > 1:
-            return f"one weight of {of}: tied, or stored once since equal"
-        if self.renamed:
-            return f"the weight of {of}, renamed" if self.in_product else f"of {of}: a constant?"
-        return f"used in {of}" if self.blocks and not self._own else ""
 
 
 def _origin(model: ir.Model) -> tuple[dict[str, str], dict[str, list[str]]]:
@@ -403,46 +360,27 @@ def _origin(model: ir.Model) -> tuple[dict[str, str], dict[str, list[str]]]:
     return found, tied
 
 
-def _listed(blocks: Sequence[str]) -> str:
-    more = [f"{len(blocks) - 3} more"] if len(blocks) > 4 else []
-    return " and ".join([*blocks[: 3 if more else 4], *more])
-
-
-def _readers(value: ir.Value) -> Iterator[ir.Node]:
-    """The nodes that use a value, past nodes that only rename it."""
-    for node in value.consumers():
-        if is_a(node, ops.identity):
-            yield from _readers(node.outputs[0])
-        else:
-            yield node
-
-
-def _through_views(nodes: list[ir.Node]) -> Iterator[ir.Node]:
-    for node in nodes:
-        yield node
-        if is_a(node, Trait.LAYOUT, ops.slice_, ops.concat):
-            yield from _through_views([*_readers(node.outputs[0])])
-
-
-def _is_uniform(value: ir.Value) -> bool:
-    array = constant(value)
-    return array is not None and array.size > 0 and bool((array == array.flat[0]).all())
-
-
-def _copies(names: list[str], values: Mapping[str, ir.Value]) -> dict[str, str]:
-    """Weights that are the transpose of another: exporters make them from a tied weight."""
-    matrices = dict[tuple[int, ...], list[str]]()
-    found = dict[str, str]()
-    for name in names:
-        shape = values[name].shape
-        if shape is None or len(shape) != 2 or _is_uniform(values[name]):
-            continue
-        array = constant(values[name])
-        if array is None:
-            continue
-        for other in matrices.get(array.shape[::-1], ()):
-            one = constant(values[other])
-            if one is not None and np.array_equal(one.T, array):
-                found[name] = f"{other} transposed, trained apart from it"
-        matrices.setdefault(array.shape, []).append(name)
-    return found
+def _check_whole(used: Uses, chosen: _Chosen) -> None:
+    """Raise if patterns name only some of the weights that are stored as this one."""
+    if (
+        used.tied
+        or not used.blocks
+        or used.is_folded_constant
+        or (used.renamed and not used.in_product)
+    ):
+        return
+    named = chosen.matches(used.name)
+    own = max(used.own, key=len, default=None)
+    leaf = used.name[len(own) + 1 :] if own is not None else used.name.rpartition(".")[2]
+    leaf = "weight" if used.renamed else leaf
+    found = {block: chosen.matches(f"{block}.{leaf}") for block in used.blocks}
+    found |= dict.fromkeys(used.own, named)
+    if not any(found.values()) or (named and (used.renamed or all(found.values()))):
+        return
+    some = listed([block for block, given in found.items() if given])
+    whole = f", one weight of {listed(used.blocks)}" if len(used.blocks) > 1 else ""
+    raise GraphgenError(
+        f"artifacts: {chosen.given} names {some}, whose weight "
+        f"is {used.name} in this file{whole}; name all of it or none of it, or "
+        f"{EXPORT}"
+    )

@@ -232,8 +232,50 @@ def test_a_tied_weight_that_became_two_is_told(tmp_path):
     table = normal(4, 4)
     weights = {"emb.w": table, "onnx::MatMul_9": np.ascontiguousarray(table.T)}
     path = linear_stack(tmp_path / "m.onnx", [*weights], weights, ["emb", "head"])
+    with pytest.raises(
+        GraphgenError, match=r"onnx::MatMul_9 is emb.w transposed: one weight .*gg\.f"
+    ):
+        trained(path)
+    assert trained(path, frozen="onnx::MatMul_9") == ["emb.w"]
     with pytest.warns(UserWarning, match="onnx::MatMul_9 is emb.w transposed, trained apart from"):
-        assert trained(path) == [*weights]
+        assert trained(path, [*weights]) == [*weights]
+
+
+def test_weights_of_a_module_and_its_copy_are_refused(tmp_path):
+    """As torch's TransformerEncoder begins, whose layers are copies."""
+    weights = {"a.w": normal(4, 4), "a.b": normal(4)}
+    nodes = []
+    for x, part, y in (("x", "a", "h"), ("h", "b", "y")):
+        nodes.append((part, helper.make_node("MatMul", [x, "a.w"], [f"{part}_p"])))
+        nodes.append((part, helper.make_node("Add", [f"{part}_p", "a.b"], [y])))
+    path = save(tmp_path / "m.onnx", nodes, weights, ["n", 4], y=["n", 4])
+    with pytest.raises(
+        GraphgenError, match=r"all weights of a and b are stored once, .*gg\.from_t"
+    ):
+        trained(path)
+    with pytest.warns(UserWarning, match="a.w is one weight of a and b"):
+        assert trained(path, [*weights]) == [*weights]
+
+
+def test_scalars_of_torchscript_are_trained_and_what_it_calculated_is_refused(tmp_path):
+    """Its constants are nodes; what stands beside them by a name of its own is the module's."""
+    weights = {"w": normal(4, 4), "scale": np.float32(2), "onnx::Add_7": normal(4)}
+    weights = {name: np.asarray(array, np.float32) for name, array in weights.items()}
+    nodes = [
+        ("/m", helper.make_node("MatMul", ["x", "w"], ["h"])),
+        ("/a", helper.make_node("Mul", ["h", "scale"], ["k"])),
+        ("/a", helper.make_node("Add", ["k", "onnx::Add_7"], ["y"])),
+    ]
+    path = save(tmp_path / "m.onnx", nodes, weights, ["n", 4], y=["n", 4])
+    with pytest.raises(
+        GraphgenError, match=r"calculated onnx::Add_7, .* in torch: export with gg\."
+    ):
+        trained(path)
+    assert trained(path, frozen="onnx::Add_7") == ["w", "scale"]
+    with pytest.warns(
+        UserWarning, match="calculated onnx::Add_7, of constants or of parameters, so"
+    ):
+        assert trained(path, "w|scale") == ["w", "scale"]
 
 
 def test_weights_that_are_declared_shared_are_as_declared(tmp_path):

@@ -211,21 +211,42 @@ def test_what_trains_is_what_torch_trains(kind: str, tmp_path: Path) -> None:
             np.testing.assert_allclose(trained[name].detach(), ours[name], rtol=1e-4, atol=1e-4)
 
     path = tmp_path / "natural.onnx"
-    with quiet():
-        torch.onnx.export(
-            module, (), path, kwargs=example, dynamo=True, verbose=False, output_names=["logits"]
-        )
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            table = gg.artifacts(path, tmp_path / "art", trainable=PART[kind], **how)
-    except GraphgenError as error:
-        assert re.search(r"gg\.from_torch, `graphgen import`", str(error))
-        return
-    losses, _ = steps(tmp_path / "art", batches)
-    wanted = [name for name in every if re.search(PART[kind], name)]
-    assert sorted(w.name for w in table if w.trained) == sorted(wanted)
-    np.testing.assert_allclose(losses, of_torch(made(kind), batches, wanted), rtol=1e-4)
+    names, sizes = [*example], {name: x.numel() for name, x in made(kind).named_parameters()}
+    for dynamo in (True, False):
+        with contextlib.suppress(torch.onnx.errors.UnsupportedOperatorError), quiet():
+            given: Any = (
+                (module, ()) if dynamo else (Positional(module, names), (*example.values(),))
+            )
+            by_name = {"kwargs": example, "verbose": False} if dynamo else {"input_names": names}
+            torch.onnx.export(
+                *given, path, dynamo=dynamo, output_names=["logits"], opset_version=18, **by_name
+            )
+        for pattern in (None, PART[kind]) if path.exists() else ():
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    table = gg.artifacts(path, tmp_path / "art", trainable=pattern, **how)
+            except GraphgenError as error:
+                assert re.search(r"gg\.from_torch, `graphgen import`", str(error))
+                continue
+            losses, _ = steps(tmp_path / "art", batches)
+            wanted = [name for name in every if pattern is None or re.search(pattern, name)]
+            trained_sizes = [int(np.prod(w.shape)) for w in table if w.trained]
+            assert sum(trained_sizes) == sum(sizes[name] for name in wanted)
+            np.testing.assert_allclose(losses, of_torch(made(kind), batches, wanted), rtol=1e-4)
+        path.unlink(missing_ok=True)
+
+
+class Positional(torch.nn.Module):  # type: ignore[misc, name-defined]
+    """A call without keywords, as TorchScript's exporter needs."""
+
+    def __init__(self, module: Any, names: list[str]) -> None:
+        super().__init__()
+        self.m, self.names = module, names
+
+    def forward(self, *inputs: Any) -> Any:
+        found = self.m(**dict(zip(self.names, inputs, strict=True)))
+        return getattr(found, "logits", found)
 
 
 def test_batch_norms_train_as_torch_does(tmp_path: Path) -> None:
@@ -330,7 +351,85 @@ def test_only_parameters_are_trained(tmp_path: Path) -> None:
         torch.onnx.export(
             module, (), path, kwargs=example, dynamo=True, verbose=False, output_names=["logits"]
         )
-    with pytest.warns(gg.GraphgenWarning, match="torch's exporter calculated"):
-        table = gg.artifacts(path, tmp_path / "natural", **how)
-    trained = {weight.name: weight.shape for weight in table if weight.trained}
-    assert not any(len(shape) > 2 or shape == (6, 6) for shape in trained.values())
+    with pytest.raises(
+        GraphgenError, match=r"torch's exporter calculated .*, or leave them out with"
+    ):
+        gg.artifacts(path, tmp_path / "natural", **how)
+
+
+class Rounded(torch.autograd.Function):  # type: ignore[misc, name-defined]
+    """A backward pass of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return torch.round(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        return gradient
+
+
+class Held(torch.nn.Module):  # type: ignore[misc, name-defined]
+    """Labels of tokens, some of whose parts have no gradient in torch."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        how = {"padding": {"padding_idx": 2}, "norm": {"max_norm": 1.0}}.get(kind, {})
+        if kind == "frequency":
+            how = {"scale_grad_by_freq": True}
+        self.kind, self.embed = kind, torch.nn.Embedding(CLASSES, 8, **how)
+        self.body, self.head = torch.nn.Linear(8, 8), torch.nn.Linear(8, CLASSES)
+        self.scale = torch.nn.Parameter(torch.tensor(0.5))
+        if kind == "hook":
+            self.head.weight.register_hook(lambda gradient: gradient / 2)
+
+    def forward(self, input_ids: Any) -> Any:
+        x = self.body(self.embed(input_ids))
+        if self.kind == "detached":
+            x = x + (torch.round(x) - x).detach()
+        if self.kind == "functional":
+            x = x + torch.nn.functional.embedding(input_ids, self.embed.weight, 3)
+        if self.kind == "no_grad":
+            with torch.no_grad():
+                x = x * self.body(x)
+        if self.kind == "function":
+            x = Rounded.apply(4 * x)
+        if self.kind == "resized":  # by numbers that are stored beside the weights
+            x = torch.nn.functional.interpolate(x[None], scale_factor=(1.0, 2.0), mode="bilinear")[
+                0
+            ]
+            x = x[..., ::2]
+        return self.head(x) * self.scale.exp()
+
+
+@pytest.mark.parametrize("kind", ["padding", "functional", "detached", "resized"])
+def test_what_has_no_gradient_in_torch_has_none_here(kind: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module, batches = Held(kind).eval(), batches_of("tagger")
+    example = {"input_ids": torch.tensor(batches[0]["input_ids"])}
+    model = gg.from_torch(module, example, output_names=["logits"])
+    gg.export(model, tmp_path / "m.onnx")
+    how: dict[str, Any] = {"output": "logits", "optimizer": gg.AdamW(epsilon=EPSILON)}
+    table = gg.artifacts(tmp_path / "m.onnx", tmp_path / "art", **how)
+    every = [name for name, _ in module.named_parameters()]
+    assert sorted(w.name for w in table if w.trained) == sorted(every)
+    losses, trainer = steps(tmp_path / "art", batches)
+    np.testing.assert_allclose(losses, of_torch(module, batches, every), rtol=1e-5)
+    for name, parameter in module.named_parameters():
+        np.testing.assert_allclose(trainer.parameters[name], parameter.detach(), atol=1e-5)
+
+
+REFUSED = {
+    "no_grad": "other gradients than the module, of body.weight",
+    "function": "other gradients than the module, of embed.weight",
+    "hook": "a hook changes the gradient of head.weight",
+    "norm": "embed has max_norm=1.0",
+    "frequency": "embed has scale_grad_by_freq=True",
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_other_gradients_than_those_of_the_graph_are_refused(kind: str) -> None:
+    example = {"input_ids": torch.tensor(batches_of("tagger")[0]["input_ids"])}
+    with pytest.raises(GraphgenError, match=REFUSED[kind]):
+        gg.from_torch(Held(kind).eval(), example)

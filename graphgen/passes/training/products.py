@@ -50,12 +50,12 @@ def scaled_rows(node: ir.Node) -> Rewrite | None:
     if scaled is None or len(present_inputs(node)) > 2:
         return None
     (x, s), b = present_inputs(scaled), present_inputs(node)[1]
-    x, s = (s, x) if x.shape is not None and x.shape[-1] == 1 else (x, s)
-    if s.shape is None or x.shape is None or b.shape is None or len(s.shape) != 2:
+    x, s = (s, x) if x.shape and x.shape[-1] == 1 else (x, s)
+    if not (x.shape and s.shape and b.shape) or not len(x.shape) == len(s.shape) == 2:
         return None
     many, few = x.shape[-1], b.shape[-2 if attributes["transB"] else -1]
     sizes = isinstance(many, int) and isinstance(few, int) and few < many
-    if not sizes or s.shape[-1] != 1 or len(x.shape) != 2 or x.shape[0] != s.shape[0]:
+    if not sizes or s.shape[-1] != 1 or x.shape[0] != s.shape[0]:
         return None
     rows, factors, columns = map(Value, (x, s, b))
     if not attributes["transA"]:

@@ -1,0 +1,73 @@
+"""Whether what torch exports of a module has the gradients of the module."""
+
+import contextlib
+from typing import Any
+
+from graphgen.errors import GraphgenError, user_line
+from graphgen.export.torch_results import Call, is_random, tensors_in, unchanged
+from graphgen.export.uses import listed
+
+_APART = 1e-3  # of the norm of a gradient: the program has torch's own operators
+
+
+def expect_plain(module: Any) -> None:
+    """Raise GraphgenError for a module whose training does more than its graph says."""
+    who = f"from_torch: {type(module).__name__}"
+    for name, part in module.named_modules():
+        if getattr(part, "max_norm", None) is not None:
+            raise GraphgenError(
+                f"{who}: {name or 'it'} has max_norm={part.max_norm}, and so changes its rows when "
+                f"they are read: make it without{user_line()}"
+            )
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad and parameter._backward_hooks:
+            raise GraphgenError(
+                f"{who}: a hook changes the gradient of {name}, and no graph has it: remove "
+                f"it{user_line()}"
+            )
+
+
+def expect_same_gradients(program: Any, call: Call) -> None:
+    """Raise GraphgenError unless the exported program has the gradients of its module.
+
+    It has not where the module has a backward pass or a hook of its own, or calculates under
+    torch.no_grad() what depends on parameters. Not compared are modules whose dropouts or
+    norms are in training mode, and what torch cannot differentiate.
+    """
+    import torch
+
+    given = call.positional, call.keyword
+    trained = [name for name, x in call.module.named_parameters() if x.requires_grad]
+
+    def gradients(called: Any) -> list[Any]:
+        named = dict(called.named_parameters(remove_duplicate=False))
+        with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            leaves = [x for x in tensors_in(called(*given[0], **given[1])) if x.requires_grad]
+            total = sum((x * torch.rand_like(x)).real.sum() for x in leaves)
+            weights = [named[name] for name in trained]
+            return list(torch.autograd.grad(total, weights, allow_unused=True))
+
+    if not trained or any(part.training and is_random(part) for part in call.module.modules()):
+        return
+    apart = list[str]()
+    with contextlib.suppress(Exception), unchanged(call.module):
+        wanted, found = gradients(call.module), gradients(program.exported_program.module())
+        triples = zip(trained, wanted, found, strict=True)
+        apart = [name for name, one, other in triples if _differ(one, other)]
+    if apart:
+        raise GraphgenError(
+            f"from_torch: {type(call.module).__name__}: what torch exports has other gradients "
+            f"than the module, of {listed(apart)}: it leaves out torch.no_grad(), and backward "
+            "passes and hooks of your own; detach what shall have no gradient, and freeze what "
+            f"shall not be trained{user_line()}"
+        )
+
+
+def _differ(wanted: Any, found: Any) -> bool:
+    """Whether two gradients differ, of which None is 0."""
+    if wanted is None or found is None:
+        only = found if wanted is None else wanted
+        return only is not None and bool(only.abs().max() > 0)
+    error, norm = (wanted - found).norm(), wanted.norm()
+    return bool(error > _APART * norm + 1e-6)  # False where one is not finite

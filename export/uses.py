@@ -1,0 +1,158 @@
+"""What exporters did to the weights of a model, as far as a file shows it.
+
+They rename weights that they transpose, store equal ones once, fold norms into them, and store what
+they calculate of them, beside constants. Module paths of nodes show some of that.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from graphgen import ops
+from graphgen.graph import TORCH_KIND, constant, present_inputs
+from graphgen.op import is_a
+from graphgen.places import block_of
+from graphgen.traits import Trait, has
+
+EXPORT = (
+    "export with gg.from_torch, `graphgen import` or torch.onnx.export(..., dynamo=True, "
+    "optimize=False), which keep weights and their names"
+)
+
+SCRIPTS = r"onnx::|/|_v_\d+$|\d+$"
+"""How names begin that TorchScript's exporter makes, where others are the module's."""
+
+_TAKE_NORMS = (ops.conv, ops.conv_transpose, ops.gemm)  # into which exporters fold a norm
+
+
+def is_scripted(model: ir.Model) -> bool:
+    """Whether TorchScript's exporter of torch wrote a file, whose nodes are called as paths."""
+    values = model.graph.initializers.values()
+    return (
+        model.producer_name == "pytorch"
+        and not any(TORCH_KIND in value.metadata_props for value in values)
+        and any(str(node.name or "").startswith("/") for node in model.graph)
+    )
+
+
+def calculated_by_torch(
+    names: Sequence[str],
+    values: Mapping[str, ir.Value],
+    uses: Mapping[str, "Uses"],
+    scripted: bool,
+) -> list[str]:
+    """What torch's exporters have calculated and stored beside the parameters that they know.
+
+    That is a mask, a zero state, or what it made of a parameter, such as an expanded one. Operands
+    of products, and of cells, are weights that it transposed or joined.
+    """
+    known = [n for n in values if TORCH_KIND in values[n].metadata_props]
+    made = {n for n in names if (known and n not in known) or (scripted and uses[n].renamed)}
+    return [n for n in names if n in made and not uses[n].in_product]
+
+
+class Uses:
+    """The modules in which a graph from another tool uses a weight, and hence its names there."""
+
+    def __init__(
+        self,
+        value: ir.Value,
+        foreign: bool,
+        tied: Sequence[str],
+        *,
+        known: bool,
+        scripted: bool,
+    ) -> None:
+        nodes = [*_readers(value)] if foreign else []
+        self.name, self.tied = str(value.name), tied
+        self.blocks = sorted({*map(block_of, nodes)} - {""})
+        path = self.name.replace("/", ".")
+        self.own = [b for b in self.blocks if path.startswith(f"{b}.")]
+        torchs = value.metadata_props.get(TORCH_KIND) == "PARAMETER"  # so is the name
+        made = bool(re.match(SCRIPTS, self.name)) if scripted else "." not in path
+        self.renamed = bool(self.blocks) and made and not (self.own or torchs)
+        size = None if value.shape is None else [*value.shape]
+        self.is_folded_constant = self.renamed and size is not None and all(d == 1 for d in size)
+        self.in_product = any(has(node, Trait.PRODUCT) for node in _through_views(nodes))
+        self.renamed_product = self.renamed and self.in_product
+        self.folded = "" if known or not nodes else self._folded(nodes)
+
+    def _folded(self, nodes: list[ir.Node]) -> str:
+        """What an exporter has folded into the weight of a convolution or a linear layer, or "".
+
+        A norm after it, by whose module the node is then called; its weight keeps its own name, and
+        the shift gets a name that no module has.
+        """
+        if not all(is_a(node, *_TAKE_NORMS) for node in nodes):
+            return ""
+        if re.fullmatch(r"onnx::Conv(Transpose)?_\d+", self.name):
+            return f"a weight of {listed(self.blocks)} into which a norm was folded"
+        beside = {str(value.name) for node in nodes for value in present_inputs(node)}
+        own, _, leaf = self.name.rpartition(".")
+        if leaf.endswith("_bias") and self.name.removesuffix("_bias") in beside:
+            return f"the shift of a norm that was folded into {self.name.removesuffix('_bias')}"
+        near = (b == own or b.startswith(f"{own}.") or own.startswith(f"{b}.") for b in self.blocks)
+        scripted = any(str(node.name or "").startswith("/") for node in nodes)
+        if not own or not self.blocks or scripted or any(near):  # TorchScript repeats some names
+            return ""
+        return f"used in {listed(self.blocks)} alone, a norm that was folded into it"
+
+    def known(self) -> str:
+        """What is known about a weight that is trained."""
+        of = listed(self.blocks)
+        if self.tied:
+            return f"tied: also {listed(self.tied)}"
+        if len(self.blocks) > 1:
+            return f"one weight of {of}: tied, or stored once since equal"
+        if self.renamed:
+            return f"the weight of {of}, renamed" if self.in_product else f"of {of}: a constant?"
+        return f"used in {of}" if self.blocks and not self.own else ""
+
+
+def listed(blocks: Sequence[str]) -> str:
+    """Some of them, and how many more there are."""
+    more = [f"{len(blocks) - 3} more"] if len(blocks) > 4 else []
+    return " and ".join([*blocks[: 3 if more else 4], *more])
+
+
+def _readers(value: ir.Value) -> Iterator[ir.Node]:
+    """The nodes that use a value, past nodes that only rename it."""
+    for node in value.consumers():
+        if is_a(node, ops.identity):
+            yield from _readers(node.outputs[0])
+        else:
+            yield node
+
+
+def _through_views(nodes: list[ir.Node]) -> Iterator[ir.Node]:
+    for node in nodes:
+        yield node
+        if is_a(node, Trait.LAYOUT, ops.slice_, ops.concat):
+            yield from _through_views([*_readers(node.outputs[0])])
+
+
+def is_uniform(value: ir.Value) -> bool:
+    """Whether all its elements are known to be equal."""
+    array = constant(value)
+    return array is not None and array.size > 0 and bool((array == array.flat[0]).all())
+
+
+def copies_in(names: list[str], values: Mapping[str, ir.Value]) -> dict[str, str]:
+    """The weight of which another is the transpose: exporters make them from a tied weight."""
+    matrices = dict[tuple[int, ...], list[str]]()
+    found = dict[str, str]()
+    for name in names:
+        shape = values[name].shape
+        if shape is None or len(shape) != 2 or is_uniform(values[name]):
+            continue
+        array = constant(values[name])
+        if array is None:
+            continue
+        for other in matrices.get(array.shape[::-1], ()):
+            one = constant(values[other])
+            if one is not None and np.array_equal(one.T, array):
+                found[name] = other
+        matrices.setdefault(array.shape, []).append(name)
+    return found
