@@ -74,10 +74,10 @@ def log_of_all(q: Any, k: Any, v: Any) -> Any:
 
 
 def other_rows(q: Any, k: Any, v: Any) -> Any:
-    """The factors in the order of the columns of the result."""
+    """The factors of the rows along the columns of the result."""
     s = scores(q, k)
-    gate = ops.sigmoid(ops.reduce_log_sum_exp(s, [-1]) - SINKS.reshape(H, 1, 1))
-    return (ops.softmax(s) @ v) * ops.swap_last(gate)
+    gate = ops.sigmoid(ops.reduce_log_sum_exp(s, [-1], keepdims=0) - ROWS)
+    return (ops.softmax(s) @ v) * ops.unsqueeze(gate, [-2])
 
 
 def for_each_key(q: Any, k: Any, v: Any) -> Any:
@@ -118,13 +118,16 @@ def test_sinks_are_one_score_more(body: Any) -> None:
         assert relative_rms(after[0], before[0]) < 1e-6
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize(
     "body", [other_scores, added, along_queries, log_of_all, other_rows, for_each_key, endless]
 )
 def test_near_misses_stay(body: Any) -> None:
+    """Without verification, which would undo what the rule must not do."""
     sizes = gg.float32["b", H, D, D]  # lengths that hide nothing from the rule
     model = build(body, primitives=False, q=sizes, k=sizes, v=sizes)
-    best = optimize(model, verify=True)
+    best = optimize(model)
+    assert sites(best.report, "fuse_softmax") == []
     assert count_operators(best.model)["ReduceLogSumExp"] == 1
     before, after = (run_plain(to_bytes(m), feeds(D)) for m in (model, best.model))
     assert relative_rms(after[0], before[0]) < 1e-6
