@@ -20,7 +20,8 @@ class FileSizes(ShapeInferenceContext):
         super().__init__(*args, **kwargs)
         self.graph: ir.Graph | None = None
         self.emptied: dict[str, str] = {}  # by size: the symbol with which it is 0
-        self.fixed: dict[str, int] = {}  # sizes that a reshape to numbers has in every run
+        # Sizes that a reshape to numbers, or a sum, shows to be another one in every run.
+        self.fixed: dict[str, int | ir.SymbolicDim] = {}
         self.least: dict[str, int] = {}  # of sizes without the numbers that are added to them
         self.asked: dict[str, int] = {}  # what was not known to be as large when it was asked for
 
@@ -35,7 +36,8 @@ class FileSizes(ShapeInferenceContext):
     def are_equal(self, a: int | ir.SymbolicDim, b: int | ir.SymbolicDim) -> bool:
         """Whether two sizes are one in every run: a trace may reshape n elements to 12."""
         one, other = (d if isinstance(d, int) else self.fixed.get(str(d), d) for d in (a, b))
-        return isinstance(one, int) and one == other
+        shown = isinstance(one, int) or one is not a or other is not b
+        return shown and str(one) == str(other)
 
     def is_at_least(self, size: int | ir.SymbolicDim, least: int, *, later: bool = False) -> bool:
         """Whether a size is known to be at least this in every run.

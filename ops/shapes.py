@@ -20,6 +20,7 @@ from graphgen.infer import (
     expect_same,
     forget,
     from_converter,
+    is_named,
     mends,
     same_dim,
     same_size,
@@ -289,9 +290,17 @@ def _broadcast_operands(node: ir.Node, context: ShapeInferenceContext) -> None:
 def _expect_elements(
     node: ir.Node, shapes: Sequence[ir.Shape], context: ShapeInferenceContext
 ) -> None:
-    """The runtime refuses to broadcast 0 with 4: so a symbol with which a size is 0 never is."""
+    """The runtime refuses to broadcast 0 with 4: so a symbol with which a size is 0 never is.
+
+    Nor n with Min(9, n) where they differ: so they are equal in a graph that always does so.
+    """
     if isinstance(context, FileSizes) and node.graph is not None and node.graph is context.graph:
         for dims in zip_longest(*map(reversed, shapes), fillvalue=1):
+            sizes = [d for d in dims if d != 1 and not from_converter(d)]
+            common = broadcast_partner(sizes) if len(sizes) > 1 else None
+            if common is not None and all(map(is_named, sizes)):
+                common = next((d for d in sizes if isinstance(d, int)), common)
+                context.fixed.update({str(d): common for d in sizes if not same_dim(d, common)})
             if any(isinstance(d, int) and d > 1 for d in dims):
                 found = (context.emptied.get(str(d)) for d in dims)
                 for symbol in filter(None, found):

@@ -57,3 +57,47 @@ main (float[b, 2, {rows}, 8] q, float[b, 2, n, 8] k, float[b, 2, n, 8] v, float[
         feeds["sizes"] = np.array([1, n])
         (wanted, _), (got, _) = run_plain(model, feeds), run_plain(best, feeds)
         assert wanted.shape == got.shape and relative_rms(wanted, got) < ROUNDING
+
+
+SUM = "s = Add (bias, scores) w = Softmax (s) y = MatMul (w, v)"
+BRANCH_OF_SUM = """
+   scored = Identity (scores)
+   w = If (c) <then_branch = yes () => (float[b, 2, i, j] p) {
+         a = Add (bias, scored) p = Softmax (a) },
+      else_branch = no () => (float[b, 2, i, j] o) { o = Softmax (scored) }>
+   y = MatMul (w, v)"""
+
+
+@pytest.mark.parametrize(
+    ("limit", "nodes", "fused"), [(16, SUM, True), (1, SUM, False), (16, BRANCH_OF_SUM, False)]
+)
+def test_a_sum_tells_that_a_table_is_long_enough(
+    limit: int, nodes: str, fused: bool, tmp_path: Path
+) -> None:
+    """Of n rows, Min(16, n) are cut, as dynamo names ImageGPT's, and then have a bias of n."""
+    proto = onnx.parser.parse_model(f"""
+<ir_version: 9, opset_import: ["" : 18]>
+main (float[b, 2, n, 8] x, float[b, 1, n, n] bias, bool c) => (float[b, 2, m, 8] y)
+<int64[1] zero = {{0}}, int64[1] end = {{{limit}}}, int64[1] two = {{2}}> {{
+   v = Slice (x, zero, end, two)
+   turned = Transpose <perm = [0, 1, 3, 2]> (v)
+   scores = MatMul (v, turned)
+   {nodes}
+}}""")
+    onnx.save(proto, tmp_path / "graph.onnx")
+    model = gg.load(tmp_path / "graph.onnx")
+    best = gg.optimize(model, target="cpu").model
+    assert count_operators(best).get("Attention", 0) == fused
+    random = np.random.default_rng(0)
+    for n in (1, 5, 16) if limit > 1 else (1, 5):
+        feeds = {
+            "x": random.standard_normal((3, 2, n, 8), np.float32),
+            "bias": random.standard_normal((3, 1, n, n), np.float32),
+            "c": np.array(True),
+        }
+        if limit == 1 and n > 1:  # the only row of scores is repeated, and V has one row
+            with pytest.raises(Exception, match="dimension"):
+                run_plain(model, feeds)
+            continue
+        [wanted], [got] = run_plain(model, feeds), run_plain(best, feeds)
+        assert wanted.shape == got.shape and relative_rms(wanted, got) < ROUNDING
