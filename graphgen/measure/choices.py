@@ -68,9 +68,10 @@ def choose(
     ]
     best = max(ways, key=lambda way: way.times)
     if worth is not None:
-        enough = best.times >= worth
-        why = f"{best.name} is {best.times:.2f} times as fast as {ways[0].name}, {worth:.2f} counts"
-        return Choice(what, rows, ways, best.name if enough else ways[0].name, why, disturbed)
+        picked, why = best.name, f"{best.times:.2f} times as fast as {ways[0].name}"
+        if best.times < worth:
+            picked, why = ways[0].name, f"no other is {worth:.2f} times as fast"
+        return Choice(what, rows, ways, picked, why, disturbed)
     ties = [way for way in ways if best.times / way.times <= 1 + TIE]
     least = min(ties, key=lambda way: way.error or 0.0)
     why = "the fastest" if least is best else f"as fast as {best.name} to {TIE:.0%}, and loses less"
