@@ -420,7 +420,7 @@ def test_what_has_no_gradient_in_torch_has_none_here(kind: str, tmp_path: Path) 
 
 
 REFUSED = {
-    "no_grad": "other gradients than the module, of body.weight",
+    "no_grad": "other gradients than the module, of embed.weight and body.weight and body.bias",
     "function": "other gradients than the module, of embed.weight",
     "hook": "a hook changes the gradient of head.weight",
     "norm": "embed has max_norm=1.0",
