@@ -492,8 +492,8 @@ def test_a_model_type_is_unknown(folder, refused):
     assert told.rstrip().endswith("; did you mean 'roberta'?")
     write_config(folder, model_type="zzz")
     assert "there is no model_type 'zzz'; there are llama" in refused()
-    write_config(folder, model_type="gemma3", text_config={}, vision_config={})
-    assert "'gemma3' is a model of several parts, text_config, vision_config; of su" in refused()
+    write_config(folder, model_type="blip-2", text_config={}, vision_config={})
+    assert "'blip-2' is a model of several parts, text_config, vision_config; of su" in refused()
     assert all(name in told for name in FAMILIES)
 
 
