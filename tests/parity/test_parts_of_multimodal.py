@@ -5,27 +5,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-import transformers
-from transformers.models.auto import modeling_auto
+from random_checkpoints import GROUPED
 
 import graphgen as gg
 from graphgen.models.published import from_folder
 from graphgen.models.published.language_model import TYPES
 
-SMALL = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "vocab_size": 96,
-    "max_position_embeddings": 128,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+torch = pytest.importorskip("torch", reason="needs torch (make parity)")
+transformers = pytest.importorskip("transformers", reason="needs transformers (make parity)")
+modeling_auto = transformers.models.auto.modeling_auto
+
+pytestmark = pytest.mark.parity
+
+SMALL = {**GROUPED, "hidden_size": 32, "head_dim": 8, "pad_token_id": 0}
 PART = {
     **dict.fromkeys(("hidden_size", "d_model", "embed_dim", "out_hidden_size"), 32),
     **dict.fromkeys(("intermediate_size", "encoder_ffn_dim"), 48),
