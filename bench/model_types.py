@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
 WRONG = 1e-5  # relative RMS in float32, at each of the sizes
 SIZES = ((2, 12), (3, 16), (1, 21))  # rows and tokens; exported with the first
+PRODUCTS = ("MatMul", "Gemm", "Einsum", "FusedMatMul")
+MOVES = {"Cast", "Transpose", "Reshape", "Dropout", "Identity", "Squeeze", "Unsqueeze", "Expand"}
 
 
 @dataclass
@@ -122,14 +124,15 @@ def read_by_product(value: ir.Value, steps: int = 4) -> bool:
     return False
 
 
-def softmaxes_left(graph: ir.Graph) -> int:
+def weights_multiplied(graph: ir.Graph) -> list[ir.Node]:
     """Softmaxes whose result a product reads."""
     nodes = [node for node in graph.all_nodes() if node.op_type == "Softmax"]
-    return sum(read_by_product(node.outputs[0]) for node in nodes)
+    return [node for node in nodes if read_by_product(node.outputs[0])]
 
 
-PRODUCTS = ("MatMul", "Gemm", "Einsum", "FusedMatMul")
-MOVES = {"Cast", "Transpose", "Reshape", "Dropout", "Identity", "Squeeze", "Unsqueeze", "Expand"}
+def softmaxes_left(graph: ir.Graph) -> int:
+    """How many there are."""
+    return len(weights_multiplied(graph))
 
 
 def apart(graph: ir.Graph) -> int:
@@ -153,8 +156,7 @@ def apart(graph: ir.Graph) -> int:
             return all(x is not None and x.const_value is None for x in node.inputs[:2])
         return any(of_product(x, steps - 1) for x in node.inputs)
 
-    softmaxes = [node for node in graph.all_nodes() if node.op_type == "Softmax"]
-    left = [node for node in softmaxes if read_by_product(node.outputs[0])]
+    left = weights_multiplied(graph)
     return sum(readers(n.outputs[0]) > 1 or not of_product(n.inputs[0], 12) for n in left)
 
 

@@ -189,6 +189,8 @@ def choose_trainable(
         every |= {n: values[n] for n in scalars if n in uses and not re.match(SCRIPTS, n)}
         every = {name: value for name, value in values.items() if name in every}
     beside = [n for n in values if re.search(ADAPTERS, n)] if adapters else []
+    reached = [n for n, v in every.items() if v in needed and n not in origin]
+    lost = [] if adapters else calculated_by_torch(reached, values, uses, scripted)
     calculated = list[str]()
     wanted = None if trainable is None else _Chosen("trainable", trainable, graph, tied)
     kept = None if frozen is None else _Chosen("frozen", frozen, graph, tied)
@@ -197,22 +199,14 @@ def choose_trainable(
     elif adapters:
         names = []
     else:
-        names = [
-            n
-            for n, v in every.items()
-            if v in needed and not uses[n].is_folded_constant and n not in origin
-        ]
-        calculated = calculated_by_torch(names, values, uses, scripted)
-        names = [name for name in names if name not in calculated]
+        calculated = lost
+        names = [n for n in reached if not uses[n].is_folded_constant and n not in lost]
         if not names:
             raise GraphgenError(
                 f"artifacts: the loss {loss.name} depends on none of the {len(every)} float "
                 "parameters"
             )
-    if not adapters:
-        reached = [n for n, v in every.items() if v in needed and n not in origin]
-        lost = calculated_by_torch(reached, values, uses, scripted)
-        _tell_calculated([n for n in lost if not (kept and kept.matches(n))], values, wanted)
+    _tell_calculated([n for n in lost if not (kept and kept.matches(n))], values, wanted)
     for chosen in filter(None, (wanted, kept)):
         for name, used in uses.items():
             if values[name] in needed and values[name] not in fixed and name not in chosen.meant:

@@ -21,10 +21,10 @@ from graphgen.models.published.fresh import Fresh, Head
 from graphgen.models.published.gguf import gguf_in, open_gguf
 from graphgen.models.published.gguf_names import read_gguf
 from graphgen.models.published.heads import Vectors
-from graphgen.models.published.language_model import PART_OF
+from graphgen.models.published.language_model import PART_OF, language_only
 from graphgen.models.published.packed import FewBits, unpacked_names
 from graphgen.models.published.packing import packing_of
-from graphgen.models.published.saved_as import default_task, language_only, misfit_mend, own_code
+from graphgen.models.published.saved_as import default_task, misfit_mend, own_code
 from graphgen.models.published.sentence import EMBEDS as EMBEDS, sentence_head, sentence_task
 from graphgen.models.published.seq2seq import DECODER, ENCODER, CrossAttention
 from graphgen.models.published.weights import read_weights, stored_names
@@ -124,8 +124,8 @@ def from_folder(
     else:  # whose matrices all have a row for each output
         stored, family = read_gguf(open_gguf(gguf), config), replace(family, transposed=True)
     if config.given(PART_OF) and gguf is None:
-        stored, told = language_only(config, stored)
-        remarks.append(told)
+        stored, line = language_only(config, stored)
+        remarks.append(line)
     method = "gguf" if any(isinstance(weight, FewBits) for weight in stored.values()) else ""
     if packing is not None:
         method, stored = packing.method, unpacked_names(stored, packing, str(folder))

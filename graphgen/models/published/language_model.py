@@ -7,9 +7,12 @@ prompt on both sides, nor are models with further layers in the decoder (Mllama)
 
 import re
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from graphgen.errors import GraphgenError
+
+if TYPE_CHECKING:
+    from graphgen.models.published.config import Config
 
 W = TypeVar("W")
 
@@ -112,3 +115,17 @@ def language_weights(stored: Mapping[str, W]) -> dict[str, W]:
         elif body := _BODY.match(name):
             found[f"model.{name[body.end() :]}"] = weight
     return found
+
+
+def language_only(config: "Config", stored: Mapping[str, W]) -> tuple[dict[str, W], str]:
+    """The weights of the language model, and a line about those of the other parts.
+
+    Where the fields do not say whether its head is tied, the weights do.
+    """
+    found = language_weights(stored)
+    if config.given(TIED) is None:
+        config.replace({TIED: "lm_head.weight" not in found})
+    return found, (
+        f"{config.where}: of {config.given(PART_OF)}, this is the language model, "
+        f"{config.model_type}: {len(stored) - len(found)} weights of other parts are left out"
+    )

@@ -1,13 +1,9 @@
 """The class that a checkpoint was saved from, by config.json: it says which task is built."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
 
 from graphgen.errors import GraphgenError
 from graphgen.models.published.config import Config
-from graphgen.models.published.language_model import PART_OF, TIED, language_weights
-
-W = TypeVar("W")
 
 _TASKS = {
     "ForCausalLM": ["text-generation"],
@@ -65,26 +61,12 @@ def default_task(config: Config, tasks: Sequence[str]) -> tuple[str, str]:
 
 def misfit_mend(config: Config, task: str, chosen: str | None, tasks: Sequence[str]) -> str:
     """How to get what a checkpoint has, whose weights do not fit the task; or ""."""
-    told = f"; it was saved as {class_of(config)}"
+    saved = f"; it was saved as {class_of(config)}"
     if chosen is None:
         others = ", ".join(other for other in tasks if other != task)
-        return f"{told}: built for {task}; --task has {others}" if task != tasks[0] else ""
+        return f"{saved}: built for {task}; --task has {others}" if task != tasks[0] else ""
     own = next((own for own in _heads(config) if own in tasks), task)
-    return f"{told}: --task {own}" if own != task else ""
-
-
-def language_only(config: Config, stored: Mapping[str, W]) -> tuple[dict[str, W], str]:
-    """The weights of the language model, and a line about those of the other parts.
-
-    Where the fields do not say whether its head is tied, the weights do.
-    """
-    found = language_weights(stored)
-    if config.given(TIED) is None:
-        config.replace({TIED: "lm_head.weight" not in found})
-    return found, (
-        f"{config.where}: of {config.given(PART_OF)}, this is the language model, "
-        f"{config.model_type}: {len(stored) - len(found)} weights of other parts are left out"
-    )
+    return f"{saved}: --task {own}" if own != task else ""
 
 
 def own_code(config: Config) -> Iterator[str]:
