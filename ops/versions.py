@@ -86,7 +86,22 @@ def _group_normalization(node: ir.Node, add: _Add) -> ir.Value:
     return add(node.op_type, x, scale, bias, **{n: a.value for n, a in node.attributes.items()})
 
 
-_RAISED = {"Hardmax": _hardmax, "GroupNormalization": _group_normalization}
+def _batch_normalization(node: ir.Node, add: _Add) -> ir.Value:
+    """Before opset 14, one with more than one output normalizes by its batch.
+
+    Raises ValueError if another output is used: the variance among them is defined otherwise.
+    """
+    if any(v.uses() or v.is_graph_output() for v in node.outputs[1:]):
+        raise ValueError("the statistics that BatchNormalization gives are used")
+    given = {n: a.value for n, a in node.attributes.items() if n in ("epsilon", "momentum")}
+    return add(node.op_type, *node.inputs, **given, training_mode=1, outputs=3)
+
+
+_RAISED = {
+    "BatchNormalization": _batch_normalization,
+    "GroupNormalization": _group_normalization,
+    "Hardmax": _hardmax,
+}
 """What onnx's converter does not change, although the meaning changes."""
 
 
@@ -97,9 +112,16 @@ def raise_redefined(model: ir.Model, redefined: Callable[[ir.Node], bool], domai
             continue
         nodes: list[ir.Node] = []
 
-        def add(what: Any, *inputs: ir.Value | None, nodes: Any = nodes, **given: Any) -> ir.Value:
+        def add(
+            what: Any,
+            *inputs: ir.Value | None,
+            outputs: int = 1,
+            nodes: Any = nodes,
+            **given: Any,
+        ) -> ir.Value:
             constant = None if isinstance(what, str) else ir.node("Constant", [], {"value": what})
-            nodes.append(constant or ir.node(what, inputs, given, domain=domain))
+            made = constant or ir.node(what, inputs, given, domain=domain, num_outputs=outputs)
+            nodes.append(made)
             return nodes[-1].outputs[0]  # type: ignore[no-any-return]
 
         y, old = _RAISED[node.op_type](node, add), node.outputs[0]

@@ -18,8 +18,10 @@ from graphgen.value import Value
 
 @canonical(scatter_nd)
 def stored(node: ir.Node) -> Rewrite | None:
-    """x[:, :] = y is y, and x[a:, b:] += y is x plus y between zeros."""
+    """x[:, :] = y is y, x[a:a] = y is x, and x[a:, b:] += y is x plus y between zeros."""
     x, places, updates = present_inputs(node)
+    if places.shape is not None and 0 in places.shape.dims[:-1]:
+        return Rewrite(Value(x), [x], "nothing is stored", may_share=True)
     if node.attributes.get_string("reduction", "none") != "none" or x.shape is None:
         return None
     starts = _starts(places, len(x.shape))

@@ -347,6 +347,20 @@ def test_a_store_to_all_places_of_a_slice_in_order_is_no_scatter(how: Any, left:
     assert relative_rms(run_plain(best, {"x": x})[0], assigned(x, **how)) < 1e-6
 
 
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_store_to_no_place_is_no_scatter(count: int) -> None:
+    """As tracers write x[4:] = y, of a window that needs no shift."""
+
+    def stores(x: Any, y: Any) -> Any:
+        return ops.abs(ops.scatter_nd(x, np.zeros((count, 2, 2), "i8"), y))
+
+    given = {"x": np.ones((3, 4), "f4"), "y": np.full((count, 2), 5, "f4")}
+    model = build(stores, x=gg.float32["b", 4], y=gg.float32[count, 2])
+    best = optimize(model, verify=True).model
+    assert count_operators(best).get("ScatterND", 0) == count
+    assert np.array_equal(run_plain(best, given)[0], stores(**given))
+
+
 STAGE = """w{i} = Shape <start = 2> (x{i}) {more}
     all{i} = Concat <axis = 0> (zero, more{i}, zeros)
     pairs{i} = Reshape (all{i}, two) turned{i} = Slice (pairs{i}, minus, least, zero, minus)
