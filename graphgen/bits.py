@@ -21,6 +21,9 @@ it is (N, K), as they are."""
 _RATIOS = np.linspace(0.6, 1.1, 12, dtype=np.float32)
 """The shares of a block's range to try: below 1, its largest weights are clipped."""
 
+_FINE = np.linspace(0.99, 1.15, 32, dtype=np.float32)
+"""The same with eight bits, where clipping never pays."""
+
 _LARGEST = np.array([127, 113, 101, 90, 80, 71, 64], np.float32)
 """The largest integers to try for a row of int8, until no neighbors are too large."""
 
@@ -144,7 +147,8 @@ def to_blocks(
     That is Σ (w - s (q - z))² over a block. For given q and z the best scale is s = Σ w u / Σ u²,
     u = q - z, and the sum it leaves is Σ w² - (Σ w u)² / Σ u²: the candidate with the largest
     second term is kept. Candidates are ranges from 0.6 to 1.1 of the block's own, so that a few
-    large weights may be clipped, and the neighbors of the best one.
+    large weights may be clipped, and the neighbors of the best one; with eight bits, from 0.99 to
+    1.15, of which one or the other is close to all weights of a small block.
     With `moments`, Σ x xᵀ (K, K) of what w is multiplied by, later columns make up for what
     rounding a column loses, as in GPTQ (arXiv 2210.17323): that minimizes the error of x Wᵀ.
     With `symmetric`, all zero points are 2^(bits - 1), the operator's default, and scales may be
@@ -248,15 +252,17 @@ def _searched(w: Array, h: Array, symmetric: bool, top: int) -> tuple[Array, Arr
         scale[better] = (along / size)[better]
 
     low, high = _range(w)
+    ratios = _RATIOS if top < 255 else _FINE
     if symmetric:
         middle = np.float32((top + 1) // 2)
         extreme, half = np.where(-low > high, low, high), np.full_like(zero, middle)
-        for ratio in _RATIOS:
+        for ratio in ratios:
             attempt(extreme * ratio / -middle, half)
     else:
-        for ratio in _RATIOS:
+        for ratio in ratios:
             attempt(*_by_range(low * ratio, high * ratio, top))
-        for shift in (-1, 1, -1, 1):  # low and high may need different clipping
+        shifts = (-1, 1, -1, 1) if top < 255 else ()  # low and high may need different clipping
+        for shift in shifts:
             z, s = np.clip(zero + shift, 0, top), scale.copy()
             for factor in np.array([1, 0.95, 1.05], np.float32):
                 attempt(s * factor, z)

@@ -741,6 +741,13 @@ def test_weights_of_eight_bits_multiply_x_as_it_is(columns: int, block_size: int
     assert report.layers[0].error < 0.02
 
 
+@pytest.mark.parametrize("symmetric, most", [(False, 0.0032), (True, 0.0038)])
+def test_scales_of_eight_bits_are_searched_close_to_the_range(symmetric: bool, most: float) -> None:
+    w = np.random.default_rng(0).standard_normal((256, 512)).astype(np.float32)
+    found = to_blocks(w, bits=8, block_size=16, symmetric=symmetric).dequantized()
+    assert relative_rms(w, found) < most
+
+
 def test_weights_of_eight_bits_need_a_runtime_that_multiplies_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
