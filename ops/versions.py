@@ -86,23 +86,30 @@ def _group_normalization(node: ir.Node, add: _Add) -> ir.Value:
     return add(node.op_type, x, scale, bias, **{n: a.value for n, a in node.attributes.items()})
 
 
-def _batch_normalization(node: ir.Node, add: _Add) -> ir.Value:
+def _batch_normalization(node: ir.Node, add: _Add) -> ir.Value | None:
     """Before opset 14, one with more than one output normalizes by its batch.
 
-    Raises ValueError if another output is used: the variance among them is defined otherwise.
+    The others use the statistics they are given, as the converter has it. Raises ValueError if
+    another output is used: the variance among them is defined otherwise.
     """
+    a = node.attributes
+    if len(node.outputs) == 1 or a.get_int("is_test", 0) != 0 or a.get_int("spatial", 1) == 0:
+        return None
     if any(v.uses() or v.is_graph_output() for v in node.outputs[1:]):
         raise ValueError("the statistics that BatchNormalization gives are used")
-    given = {n: a.value for n, a in node.attributes.items() if n in ("epsilon", "momentum")}
+    given = {n: a[n].value for n in ("epsilon", "momentum") if n in a}
     return add(node.op_type, *node.inputs, **given, training_mode=1, outputs=3)
 
 
-_RAISED = {
+_RAISED: dict[str, Callable[[ir.Node, _Add], ir.Value | None]] = {
     "BatchNormalization": _batch_normalization,
     "GroupNormalization": _group_normalization,
     "Hardmax": _hardmax,
 }
-"""What onnx's converter does not change, although the meaning changes."""
+"""What onnx's converter does not change, although the meaning changes, or refuses.
+
+None is left to the converter.
+"""
 
 
 def raise_redefined(model: ir.Model, redefined: Callable[[ir.Node], bool], domain: str) -> None:
@@ -125,6 +132,8 @@ def raise_redefined(model: ir.Model, redefined: Callable[[ir.Node], bool], domai
             return nodes[-1].outputs[0]  # type: ignore[no-any-return]
 
         y, old = _RAISED[node.op_type](node, add), node.outputs[0]
+        if y is None:
+            continue
         assert node.graph is not None
         for new in nodes:
             new.metadata_props.update(node.metadata_props)

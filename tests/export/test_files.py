@@ -465,13 +465,17 @@ def test_operators_of_old_opsets(tmp_path, opset, body):
         (11, "y = Hardmax (x)"),
         (7, "h = Hardmax <axis = 2> (x) y = Softmax (h)"),
         (18, "y = GroupNormalization <num_groups = 2, epsilon = 0.1> (x, s, t)"),
-        (9, "y, m, v, n, w = BatchNormalization <epsilon = 0.1> (x, r, r, r, r)"),
+        (7, "y, m, v, n, w = BatchNormalization <spatial = 1> (x, r, r, m0, v0)"),
+        (9, "y, m, v, n, w = BatchNormalization <epsilon = 0.1> (x, r, r, m0, v0)"),
+        (7, "y = BatchNormalization (x, r, r, m0, v0)"),
+        (8, "y = BatchNormalization <epsilon = 0.1> (x, r, r, m0, v0)"),
     ],
 )
 def test_what_onnx_would_convert_wrongly_is_written_anew(tmp_path, opset, body):
     text = f"""<ir_version: 8, opset_import: ["": {opset}]> g
         (float[a, 4, 3] x, float[2] s, float[2] t) => (float[a, 4, 3] y)
-        <float[4] r = {{1, 2, 3, 4}}> {{ {body} }}"""
+        <float[4] r = {{1, 2, 3, 4}}, float[4] m0 = {{0, 1, 2, 3}}, float[4] v0 = {{4, 3, 2, 1}}>
+        {{ {body} }}"""
     path = write(tmp_path / "old.onnx", text)
     new = export(load(path), tmp_path / "new.onnx")
     for a in (2, 1):
