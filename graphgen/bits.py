@@ -22,7 +22,7 @@ _RATIOS = np.linspace(0.6, 1.1, 12, dtype=np.float32)
 """The shares of a block's range to try: below 1, its largest weights are clipped."""
 
 _FINE = np.linspace(0.99, 1.15, 32, dtype=np.float32)
-"""The same with eight bits, where clipping never pays."""
+"""The same with eight bits, where clipping hardly pays."""
 
 _LARGEST = np.array([127, 113, 101, 90, 80, 71, 64], np.float32)
 """The largest integers to try for a row of int8, until no neighbors are too large."""
@@ -252,7 +252,8 @@ def _searched(w: Array, h: Array, symmetric: bool, top: int) -> tuple[Array, Arr
         scale[better] = (along / size)[better]
 
     low, high = _range(w)
-    ratios = _RATIOS if top < 255 else _FINE
+    # where clipping pays, low and high may need different ones
+    ratios, shifts = (_RATIOS, (-1, 1, -1, 1)) if top < 255 else (_FINE, ())
     if symmetric:
         middle = np.float32((top + 1) // 2)
         extreme, half = np.where(-low > high, low, high), np.full_like(zero, middle)
@@ -261,7 +262,6 @@ def _searched(w: Array, h: Array, symmetric: bool, top: int) -> tuple[Array, Arr
     else:
         for ratio in ratios:
             attempt(*_by_range(low * ratio, high * ratio, top))
-        shifts = (-1, 1, -1, 1) if top < 255 else ()  # low and high may need different clipping
         for shift in shifts:
             z, s = np.clip(zero + shift, 0, top), scale.copy()
             for factor in np.array([1, 0.95, 1.05], np.float32):
