@@ -80,6 +80,10 @@ def cases(rows: int, dtype: Any) -> Iterator[Case]:
     norm = ops.layer_normalization
     yield Case(norm, lambda x: norm(x, gain, shift), (x,))
     yield Case(ops.rms_normalization, lambda x: ops.rms_normalization(x, gain), (x,))
+    ones, zeros = np.ones(rows, dtype), np.zeros(rows, dtype)
+    yield Case(
+        ops.instance_normalization, lambda x: ops.instance_normalization(x, ones, zeros), (x,)
+    )
     yield from channel_cases(rows, dtype)
     yield Case(ops.gelu, ops.gelu, (wide,))
     yield Case(ops.gelu, lambda x: ops.gelu(x, approximate="tanh"), (wide,))

@@ -206,6 +206,16 @@ def group_normalization(
     return y * _of_channels(scale, x) + _of_channels(bias, x)
 
 
+def group_norm_by_instances(
+    x: Tensor, scale: Tensor, bias: Tensor, *, num_groups: int, epsilon: float, stash_type: int
+) -> Tensor:
+    """GroupNormalization as InstanceNormalization of (N, G, ...), as TorchScript writes it."""
+    groups = reshape(_stash(x), [dim(x, 0), num_groups, -1])
+    ones, zeros = (f(num_groups, numpy_dtype(groups)) for f in (np.ones, np.zeros))
+    y = _reshape(instance_normalization(groups, ones, zeros, epsilon=epsilon), shape(x))
+    return cast_like(y, x) * _of_channels(scale, x) + _of_channels(bias, x)
+
+
 def _expect_tensors(who: str, *given: TensorLike | None) -> None:
     for x in given:
         if isinstance(x, (int, float)):

@@ -291,6 +291,34 @@ def test_declared_parameters_are_not_folded() -> None:
     assert "bias.weight" not in parameters(optimize(model).model.graph)
 
 
+@pytest.mark.parametrize("dtype", [gg.float32, gg.float16])
+@pytest.mark.parametrize("measured", [True, False])
+def test_a_norm_of_groups_is_one_of_instances_where_that_was_measured(
+    dtype: Any, measured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The CPU has no kernel for it; where there is no figure, it is its body."""
+    if not measured:
+        monkeypatch.setattr("graphgen.targets.kernels.measured", dict)
+
+    def grouped(x: Any, scale: Any, bias: Any) -> Any:
+        return ops.group_normalization(x, scale, bias, num_groups=4, epsilon=1e-3)
+
+    model = build(grouped, x=dtype["b", 8, "h", "w"], scale=dtype[8], bias=dtype[8])
+    best = optimize(model, verify=True).model
+    counts = count_operators(best)
+    assert counts.get("InstanceNormalization", 0) == measured
+    assert counts.get("ReduceMean", 0) == 2 * (not measured)
+    rng = np.random.default_rng(0)
+    sizes = {"x": (3, 8, 5, 7), "scale": (8,), "bias": (8,)}
+    half = dtype is gg.float16
+    given = {
+        name: rng.normal(2.0, 3.0, size).astype("f2" if half else "f4")
+        for name, size in sizes.items()
+    }
+    wanted = grouped(*(x.astype(np.float64) for x in given.values()))
+    assert relative_rms(run_plain(best, given)[0], wanted) < (1e-3 if half else 1e-6)
+
+
 def by_groups(x: Any, gain: float = 1.0, groups: int = 4) -> Any:
     """As torch exports a group norm."""
     b, c, h, w = (ops.dim(x, i) for i in range(4))
