@@ -89,11 +89,17 @@ def open_session(
             options.add_session_config_entry(RECORD, "1")
         return create(**kwargs)
 
+    def examined(session: Any, device: Any = None) -> Any:
+        for fault in faults_of(who, source, device, session):
+            warn(f"{who}: {fault}")
+        return session
+
     def on_cpu() -> Any:
         try:
-            return create(providers=[CPU])
+            session = create(providers=[CPU])
         except Exception as error:
             raise _load_error(who, ort, header, runtime_message(error)) from error
+        return examined(session)
 
     if wanted == "cpu":
         return on_cpu(), "cpu", ""
@@ -106,9 +112,7 @@ def open_session(
             session = recorded(**own)
         except Exception as error:
             raise _load_error(who, ort, header, runtime_message(error), f" on {device}") from error
-        for fault in faults_of(who, source, next(iter(devices), None), session):
-            warn(f"{who}: {fault}")
-        return session, device, ""
+        return examined(session, next(iter(devices), None)), device, ""
     session, reason = None, f"this onnxruntime has no {CUDA}"
     if CUDA in ort.get_available_providers():
         of_cuda = {k.removeprefix(_OF_CUDA): v for k, v in config.items() if k.startswith(_OF_CUDA)}
@@ -119,9 +123,7 @@ def open_session(
         except Exception as error:
             reason = runtime_message(error)
     if session is not None and CUDA in session.get_providers():
-        for fault in faults_of(who, source, None, session):
-            warn(f"{who}: {fault}")
-        return session, "cuda", ""
+        return examined(session), "cuda", ""
     broken = session is None and has_cuda()
     session = session or on_cpu()  # if the file does not load there either, CUDA is not at fault
     if wanted == "cuda" and broken:

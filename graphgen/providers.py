@@ -56,7 +56,11 @@ KNOWN: dict[str, _Known] = {
 }
 
 
-_FAULTS = {WEBGPU: "graphgen.targets.webgpu", CUDA: "graphgen.targets.cuda"}
+_FAULTS = {
+    CPU: "graphgen.targets.cpu",
+    CUDA: "graphgen.targets.cuda",
+    WEBGPU: "graphgen.targets.webgpu",
+}
 """Where the function `faults` tells what the kernels of a provider get wrong."""
 
 

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from graphgen.infer import describe, same_dim
 from graphgen.match import CHANNELS
 from graphgen.processor import processor
-from graphgen.targets import cuda, webgpu
+from graphgen.targets import cpu, cuda, webgpu
 from graphgen.targets.faults import Fault, operand
 
 EIGHT_BITS = (1, 23)
@@ -85,13 +85,6 @@ def _has_eight_bits(node: ir.Node, at: Runtime) -> str | None:
     return "with eight bits" if old and node.attributes.get_int("bits", 4) == 8 else None
 
 
-def _turns_for_vector(node: ir.Node, at: Runtime) -> str | None:
-    """Aᵀ v of a vector v: the results are wrong, without an error (1.20 to 1.32)."""
-    shape = _shape_of_input(node, 1)
-    turned = node.attributes.get_int("transA", 0) and shape is not None and len(shape) == 1
-    return "of a transposed matrix and a vector" if turned and at.provider == "cpu" else None
-
-
 def _shape_of_input(node: ir.Node, index: int) -> ir.Shape | None:
     value = operand(node, index)
     return None if value is None else value.shape
@@ -105,7 +98,6 @@ REFUSED: dict[tuple[str, str], list[Callable[[ir.Node, Runtime], str | None]]] =
     ("", "GRU"): [_is_double, _is_turned],
     ("com.microsoft", "MultiHeadAttention"): [_is_empty, _is_packed],
     ("com.microsoft", "MatMulNBits"): [_has_eight_bits],
-    ("com.microsoft", "FusedMatMul"): [_turns_for_vector],
 }
 """What kernels refuse though schemas and type constraints allow it; a test checks each."""
 
@@ -120,7 +112,7 @@ def _on(provider: str, fault: Fault) -> Callable[[ir.Node, Runtime], str | None]
     return refused
 
 
-for _name, _faults in {"cuda": cuda.FAULTS, "webgpu": webgpu.FAULTS}.items():
+for _name, _faults in {"cpu": cpu.FAULTS, "cuda": cuda.FAULTS, "webgpu": webgpu.FAULTS}.items():
     for _key, _known in _faults.items():
         REFUSED.setdefault(_key, []).extend(_on(_name, fault) for fault in _known)
 

@@ -104,7 +104,7 @@ def test_the_norm_of_a_declared_model_is_that_of_the_file(tmp_path: Path) -> Non
     for path in (norm_file(tmp_path / "m.onnx"), tmp_path / "declared.onnx"):
         if not path.exists():
             gg.export(gg.build(Declared(), weights=WEIGHTS, x=gg.float32["n", 3]), path)
-        [y] = gg.Session(path, threads=1)(x=BATCHES[0]["x"])
+        [y] = gg.Session(gg.optimize(gg.load(path)), threads=1)(x=BATCHES[0]["x"])
         trainer = made(path)
         losses = [line["loss"] for line in trainer.fit(BATCHES, progress=False)]
         found.append((y, losses, *(trainer.parameters[name] for name in WEIGHTS)))
