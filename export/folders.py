@@ -37,15 +37,23 @@ COPIED = (
     "spiece.model",
     "sentencepiece.bpe.model",
     "chat_template.jinja",
-    "additional_chat_templates/tool_use.jinja",
+    "chat_template.json",
     "preprocessor_config.json",
+    "processor_config.json",
     "modules.json",
     "config_sentence_transformers.json",
 )
 """Files of a checkpoint that clients read in addition to the graph."""
 
-_OF_MODULES = ("[1-9]_*/config.json", "[1-9]_*/model.safetensors", "sentence_*_config.json")
-"""What sentence-transformers reads of the graph, and of what follows it, 1_Pooling and others."""
+_TEMPLATES = "additional_chat_templates/*.jinja"
+
+_PATTERNS = (
+    "[1-9]_*/config.json",
+    "[1-9]_*/model.safetensors",
+    "sentence_*_config.json",
+    _TEMPLATES,
+)
+"""More such files: what sentence-transformers reads, of 1_Pooling and others, and templates."""
 
 GENAI = "model.onnx"
 """Where genai_config.json says that the graph is."""
@@ -154,9 +162,9 @@ def write_checkpoint(
 
 
 def _copy(source: Path, folder: Path, names: Sequence[str]) -> None:
-    """Copy the files with these names, and those of modules of sentence-transformers."""
-    modules = [file for pattern in _OF_MODULES for file in sorted(source.glob(pattern))]
-    for name in (*names, *(str(file.relative_to(source)) for file in modules)):
+    """Copy the files with these names, and those that `_PATTERNS` find."""
+    found = [file for pattern in _PATTERNS for file in sorted(source.glob(pattern))]
+    for name in (*names, *(str(file.relative_to(source)) for file in found)):
         if present(source / name):
             (folder / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(source / name, folder / name)
@@ -297,9 +305,10 @@ def _foreign(out: Path) -> str:
     if not out.is_dir():
         return "it is a file"
     for path in out.rglob("*"):
+        name = path.relative_to(out)
         known = path.suffix in (".onnx", ".onnx_data", ".json") or path.is_dir()
-        if not known and path.relative_to(out).as_posix() not in COPIED:
-            return f"it holds {path.relative_to(out)}"
+        if not known and name.as_posix() not in COPIED and not name.match(_TEMPLATES):
+            return f"it holds {name}"
     return "" if not any(out.iterdir()) or any(out.rglob("*.onnx")) else "it holds no graph"
 
 

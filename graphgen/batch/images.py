@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from graphgen.errors import GraphgenError
-from graphgen.files import present, read_json, regular
+from graphgen.files import regular
 from graphgen.models.published.config import Config
-from graphgen.models.published.folder import settings
+from graphgen.models.published.folder import preprocessor, settings
 from graphgen.operands import Array
 
 PIXELS = "pixel_values"
@@ -84,14 +84,14 @@ class Images:
 
     def __init__(self, folder: Path, dims: Sequence[Any], base: Path):
         self.dims, self.base, self.missing = tuple(dims[1:]), base, ""
-        path = folder / "preprocessor_config.json"
+        path, fields = preprocessor(folder, "image_processor")
         if self.dims[0] not in _MODES:
             self.missing = f"the graph reads images of {self.dims[0]} channels; give {PIXELS}"
             return
-        if not present(path):
+        if not fields:
             self.missing = f"{path} is missing; copy it from the checkpoint, or give {PIXELS}"
             return
-        config = Config({"model_type": "preprocessor", **read_json(path)}, str(path))
+        config = Config({"model_type": "preprocessor", **fields}, str(path))
         for name in _WITHOUT_EFFECT:
             config.raw(name)
         kind = _OF_TYPES.get(str(settings(folder, "config.json").get("model_type")), "ViT")

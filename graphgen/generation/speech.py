@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from graphgen.errors import GraphgenError, near, user_line
-from graphgen.files import present, read_json, regular
+from graphgen.files import regular
 from graphgen.generation.config import fields_of_generation, read_fields
 from graphgen.generation.timestamps import Timestamps
 from graphgen.models.published.config import Config
+from graphgen.models.published.folder import preprocessor
 from graphgen.operands import Array
 
 FEATURES = "input_features"
-_FILE = "preprocessor_config.json"
 _HIGHEST = 8000.0
 """The end of the highest band, in hertz, whatever the rate is."""
 
@@ -32,13 +32,14 @@ class Ears:
     """
 
     def __init__(self, folder: Path | None, bands: int, frames: int):
-        path = Path() if folder is None else folder / _FILE
-        if folder is None or not present(path):
+        parts = ("feature_extractor", "audio_processor")
+        path, fields = (Path(), {}) if folder is None else preprocessor(folder, *parts)
+        if not fields:
             raise GraphgenError(
-                f"generate: {folder or 'the model'} has no {_FILE}, which says how sound is read; "
-                f"copy it from the checkpoint{user_line()}"
+                f"generate: {folder or 'the model'} has no preprocessor_config.json, which "
+                f"says how sound is read; copy it from the checkpoint{user_line()}"
             )
-        config = Config({"model_type": "preprocessor", **read_json(path)}, str(path))
+        config = Config({"model_type": "preprocessor", **fields}, str(path))
         config.expect("feature_extractor_type", "WhisperFeatureExtractor")
         for name, value in (("padding_side", "right"), ("padding_value", 0.0), ("dither", 0.0)):
             config.expect(name, value)

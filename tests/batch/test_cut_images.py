@@ -35,6 +35,16 @@ def test_the_middle_is_cut(dims: list[Any], tmp_path: Path) -> None:
     np.testing.assert_array_equal(found, wanted)
 
 
+def test_fields_as_transformers_5_saves_them(tmp_path: Path) -> None:
+    """They are a part of processor_config.json, which counts before preprocessor_config.json."""
+    array = np.random.default_rng(0).integers(1, 256, (9, 11, 3), np.uint8)
+    fields = {"do_resize": False, "do_center_crop": True, "crop_size": {"height": 4, "width": 6}}
+    saved = {"image_processor": PLAIN | fields, "processor_class": "CLIPProcessor"}
+    (tmp_path / "processor_config.json").write_text(json.dumps(saved))
+    found = prepared(tmp_path, [4, 6], array, do_reduce_labels=True)
+    np.testing.assert_array_equal(found, array[2:6, 2:8])
+
+
 @pytest.mark.parametrize(("size", "resized"), [((20, 31), (12, 8)), ((31, 20), (8, 12))])
 def test_the_shortest_edge_is_resized(
     size: tuple[int, int], resized: tuple[int, int], tmp_path: Path

@@ -168,12 +168,38 @@ def test_templates_in_files_replace_those_of_the_field(folder: Path, tmp_path: P
     shutil.copytree(folder, source)
     (source / "chat_template.jinja").write_text("a file")
     (source / "additional_chat_templates").mkdir()
-    (source / "additional_chat_templates" / "tool_use.jinja").write_text("another")
-    out = write_folder(source, tmp_path / "out", {MODEL: model(max_position_embeddings=256)})
+    for name, text in (("tool_use", "another"), ("rag", "a third")):
+        (source / "additional_chat_templates" / f"{name}.jinja").write_text(text)
+    models = {MODEL: model(max_position_embeddings=256)}
+    for _ in range(2):  # the second time, a folder with such files is replaced
+        out = write_folder(source, tmp_path / "out", models)
     for where in (source, out):
         found = Template(where)
         assert found.prompt(ASKED, "") == "a file"
         assert found.prompt({"messages": ASKED, "tools": TOOLS}, "") == "another"
+        assert found.prompt({"messages": ASKED, "chat_template": "rag"}, "") == "a third"
+        for name in ("{{ 1 }}", ["rag"]):
+            told = "has none named .*; give one of these .*: default, rag, tool_use"
+            with pytest.raises(GraphgenError, match=told):
+                found.prompt({"messages": ASKED, "chat_template": name}, "")
+    (out / "chat_template.jinja").unlink()
+    with pytest.raises(GraphgenError, match="has none named 'default'"):
+        Template(out).prompt(ASKED, "")
+
+
+def test_templates_of_older_processors(folder: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(folder, source)
+    (source / "chat_template.json").write_text('{"chat_template": "a legacy file"}')
+    tokens = json.loads((source / "tokenizer_config.json").read_text())
+    assert Template(source).prompt(ASKED, "") != "a legacy file"  # the tokenizer has one
+    del tokens["chat_template"]
+    (source / "tokenizer_config.json").write_text(json.dumps(tokens))
+    out = write_folder(source, tmp_path / "out", {MODEL: model(max_position_embeddings=256)})
+    for where in (source, out):
+        assert Template(where).prompt(ASKED, "") == "a legacy file"
+    (out / "processor_config.json").write_text('{"chat_template": "a field"}')
+    assert Template(out).prompt({"messages": ASKED, "tools": TOOLS}, "") == "a field"
 
 
 def test_what_is_null_is_not_there(tmp_path: Path) -> None:

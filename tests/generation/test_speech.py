@@ -68,6 +68,15 @@ def test_sounds_have_the_features_of_transformers(source: Path) -> None:
         assert np.abs(ears(sound, "sound") - wanted).max() < 1e-6
 
 
+def test_features_as_transformers_5_saves_them(source: Path, tmp_path: Path) -> None:
+    """They are a part of processor_config.json, which then counts."""
+    fields = {"feature_extractor": PREPROCESSOR, "processor_class": "WhisperProcessor"}
+    (tmp_path / "processor_config.json").write_text(json.dumps(fields))
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"feature_size": 9}))
+    [sound, *_] = sounds()
+    np.testing.assert_array_equal(Ears(tmp_path, 8, 20)(sound, ""), Ears(source, 8, 20)(sound, ""))
+
+
 def test_numbers_of_transformers(source: Path) -> None:
     models = {n: gg.optimize(m).model for n, m in from_folder(source).models.items()}
     counts = dict.fromkeys(models, 0)

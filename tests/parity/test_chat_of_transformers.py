@@ -15,7 +15,8 @@ from graphgen.models.published.folder import encoded, tokenizer
 from graphgen.plan import TensorType
 from graphgen.train.texts import Texts
 
-AutoTokenizer = pytest.importorskip("transformers").AutoTokenizer
+transformers = pytest.importorskip("transformers")
+AutoTokenizer, LlavaProcessor = transformers.AutoTokenizer, transformers.LlavaProcessor
 
 pytestmark = pytest.mark.parity
 
@@ -216,7 +217,7 @@ def test_prompts_are_those_of_transformers(style: str, tmp_path: Path) -> None:
         ("field", {"chat_template.jinja": "file"}),
         ("field", {}),
         ({"default": "field", "tool_use": "tools"}, {}),
-        ([{"name": n, "template": n} for n in ("rag", "tool_use", "default")], {}),
+        ([{"name": n, "template": f"{n}!"} for n in ("rag", "tool_use", "default")], {}),
         (
             [{"name": n, "template": n} for n in ("tool_use", "default")],
             {"chat_template.jinja": "file"},
@@ -225,6 +226,14 @@ def test_prompts_are_those_of_transformers(style: str, tmp_path: Path) -> None:
             None,
             {"chat_template.jinja": "file", "additional_chat_templates/tool_use.jinja": "tools"},
         ),
+        (
+            [{"name": n, "template": n} for n in ("tool_use", "default")],
+            {"chat_template.jinja": "file", "additional_chat_templates/rag.jinja": "a rag"},
+        ),
+        ("field", {"additional_chat_templates/default.jinja": "other file"}),
+        ("field", {"additional_chat_templates/chat_template.jinja": "other file"}),
+        ("field", {"additional_chat_templates/tool_use.jinja": "tools"}),
+        ("field", {"chat_template.json": '{"chat_template": "of the processor"}'}),
     ],
 )
 def test_templates_are_found_where_transformers_finds_them(
@@ -235,7 +244,42 @@ def test_templates_are_found_where_transformers_finds_them(
         (tmp_path / name).write_text(text)
     theirs, own = tokenizer_of(tmp_path, field), Template(tmp_path)
     for tools in (None, [], [TOOL]):
-        wanted = theirs.apply_chat_template([USER], tools=tools, tokenize=False)
+        for name in (None, "rag", "tool_use"):
+            given = {"messages": [USER], "tools": tools, "chat_template": name}
+            try:
+                chosen = theirs.get_chat_template(name, tools)
+            except ValueError:
+                chosen = name  # what is no name is itself a template there
+            if chosen == name:
+                with pytest.raises(GraphgenError, match="has none named '"):
+                    own.prompt(given, "prompt 0")
+            else:
+                wanted = theirs.apply_chat_template(
+                    [USER], chat_template=chosen, tools=tools, tokenize=False
+                )
+                assert own.prompt(given, "prompt 0") == wanted
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"chat_template.json": "legacy"},
+        {"processor_config.json": "field"},
+        {"processor_config.json": "field", "chat_template.json": "legacy"},
+        {"chat_template.json": {"default": "legacy", "tool_use": "tools"}},
+    ],
+)
+def test_templates_of_processors_are_found_where_transformers_finds_them(
+    files: dict[str, Any], tmp_path: Path
+) -> None:
+    tokenizer_of(tmp_path, None)
+    for name, text in files.items():
+        (tmp_path / name).write_text(json.dumps({"chat_template": text}))
+    kind = {"image_processor_type": "CLIPImageProcessor"}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(kind))
+    theirs, own = LlavaProcessor.from_pretrained(tmp_path), Template(tmp_path)
+    for tools in (None, [TOOL]):
+        wanted = theirs.apply_chat_template([USER], tools=tools)
         assert own.prompt({"messages": [USER], "tools": tools}, "prompt 0") == wanted
 
 

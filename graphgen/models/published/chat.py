@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from graphgen.errors import GraphgenError, needed
-from graphgen.files import present, read_bytes
 from graphgen.models.published.folder import SPECIAL, of_tokenizer, text_of
 from graphgen.models.published.sandbox import environment, rendered
+from graphgen.models.published.templates import sources
 
 Conversation: TypeAlias = Sequence[Mapping[str, Any]] | Mapping[str, Any]
 """Messages, or an object with `messages`, `tools` and whatever else the template reads."""
@@ -16,10 +16,6 @@ Conversation: TypeAlias = Sequence[Mapping[str, Any]] | Mapping[str, Any]
 Spans: TypeAlias = Sequence[tuple[int, int]]
 """Parts of a text, by their characters: from the first to before the second."""
 
-_FILES = {
-    "default": "chat_template.jinja",
-    "tool_use": "additional_chat_templates/tool_use.jinja",
-}
 _BEGIN, _END, _CUT = "\ufdd0", "\ufdd1", "\ufdd2"  # Unicode keeps them free for such marks
 _THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 """What templates call the reasoning of a message; transformers fills in the first two."""
@@ -39,11 +35,15 @@ class Template:
         self._jinja = needed("jinja2")
         made = environment(_BEGIN, _END, dated=dated)
         self._templates: dict[str, Any] = {}
-        for name, source in _sources(folder, config).items():
+        self._marks = False
+        for name, source in sources(folder, config).items():
             try:
                 self._templates[name] = made.from_string(source)
             except (self._jinja.TemplateError, RecursionError) as error:
-                raise GraphgenError(f"{self._who} is not one: {_first_line(error)}") from error
+                which = "" if name == "default" else f", {name},"
+                raise GraphgenError(
+                    f"{self._who}{which} is not one: {_first_line(error)}"
+                ) from error
             if name == "default":
                 self._marks = "generation" in source and "endgeneration" in source
 
@@ -103,7 +103,12 @@ class Template:
 
     def _text(self, messages: Sequence[Any], where: str, **given: Any) -> str:
         tools = given.get("tools") is not None and "tool_use" in self._templates
-        name = "tool_use" if tools else "default"
+        name = given.pop("chat_template", None) or ("tool_use" if tools else "default")
+        if not isinstance(name, str) or name not in self._templates:
+            raise GraphgenError(
+                f"{where}: {self._who} has none named {name!r:.60}; give one of these names as "
+                f"chat_template: {', '.join(sorted(self._templates))}"
+            )
         values = {**self._named, "add_generation_prompt": False, "tools": None, "documents": None}
         try:
             return rendered(self._templates[name], {**values, **given, "messages": messages})
@@ -154,28 +159,6 @@ def _mark_end(message: dict[str, Any], where: str) -> None:
             "message of another role"
         )
     holder[key] += f"{_CUT} "
-
-
-def _sources(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """The texts of the templates by name: files, or else a field of tokenizer_config.json."""
-    named: Any = {
-        name: _read(folder / file) for name, file in _FILES.items() if present(folder / file)
-    } or config.get("chat_template")
-    if isinstance(named, list):
-        named = {x.get("name"): x.get("template") for x in named if isinstance(x, dict)}
-    if not isinstance(named, dict):
-        named = {"default": named}
-    if not isinstance(named.get("default"), str):
-        problem = f"{folder} has no chat template, which `messages` need"
-        raise GraphgenError(f"{problem}: add {_FILES['default']}")
-    return {name: text for name in _FILES if isinstance(text := named.get(name), str)}
-
-
-def _read(path: Path) -> str:
-    try:
-        return read_bytes(path).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise GraphgenError(f"{path} cannot be read: {error}") from error
 
 
 def _unmarked(text: str, where: str) -> tuple[str, Spans]:

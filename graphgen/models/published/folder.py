@@ -33,6 +33,20 @@ def settings(folder: Path, name: str) -> dict[str, Any]:
     return language_fields(found, folder / name) if name == "config.json" else found
 
 
+def preprocessor(folder: Path, *parts: str) -> tuple[Path, dict[str, Any]]:
+    """How images or sounds are read, and the file that says so; no fields if there is none.
+
+    transformers 5 writes it as a part of processor_config.json, which then counts.
+    """
+    path = folder / "processor_config.json"
+    found = settings(folder, path.name)
+    for part in parts:
+        if isinstance(fields := found.get(part), dict):
+            return path, fields
+    path = folder / "preprocessor_config.json"
+    return path, settings(folder, path.name)
+
+
 def positions(config: Mapping[str, Any]) -> Any:
     """How many tokens a model has positions for, by the fields of its configuration.
 
