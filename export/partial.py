@@ -1,5 +1,6 @@
 """What is written next to its place until it is whole: one writer each, gone when the writer is."""
 
+import ctypes
 import errno
 import os
 import re
@@ -18,6 +19,7 @@ except ImportError:  # on Windows; then what a killed process leaves stays
     fcntl = None  # type: ignore[assignment]
 
 _SUFFIX = ".partial"
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of Linux
 
 
 @contextmanager
@@ -75,6 +77,8 @@ def in_place_of(out: Path) -> Iterator[Path]:
         except GraphgenError as error:
             raise GraphgenError(str(error).replace(str(partial), str(out))) from error
         with in_turn(out.parent), beside(out, folder=True) as aside:
+            if _exchange(partial, out):
+                return
             if out.exists():
                 out.rename(aside / out.name)
             try:
@@ -82,6 +86,19 @@ def in_place_of(out: Path) -> Iterator[Path]:
             finally:
                 if (aside / out.name).exists() and not out.exists():
                     (aside / out.name).rename(out)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Let two folders change places at once, so that no kill leaves neither of them there.
+
+    False if one of them is missing, or the system cannot do it.
+    """
+    try:
+        libc = ctypes.CDLL(None)
+        here, both = _AT_FDCWD, _RENAME_EXCHANGE
+        return not libc.renameat2(here, os.fsencode(one), here, os.fsencode(other), both)
+    except (OSError, TypeError, AttributeError):  # not on Linux
+        return False
 
 
 @contextmanager

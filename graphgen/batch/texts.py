@@ -1,7 +1,6 @@
 """Rows that are texts: the tokens of one row, and the arrays of several that a graph reads."""
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,14 +9,12 @@ import numpy as np
 
 from graphgen.errors import GraphgenError
 from graphgen.models.published.chat import Template
+from graphgen.models.published.conversation import CHAT, nested
 from graphgen.models.published.folder import encoded, settings, tokenizer
 from graphgen.models.published.sentence import default_prompt
 from graphgen.operands import Array
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-
-CHAT = ("messages", "tools", "documents")
-"""The columns of a conversation: lists of objects, or texts that are such lists as JSON."""
 
 
 class Text(NamedTuple):
@@ -87,7 +84,7 @@ class Texts:
     def _conversation(self, given: dict[str, Any], where: str) -> Text:
         """The tokens up to where the assistant's next message begins."""
         template, tokens = self._chat
-        text = template.prompt({name: _nested(x) for name, x in given.items()}, where)
+        text = template.prompt({name: nested(x) for name, x in given.items()}, where)
         ids = encoded(where, tokens, text, special=False).ids
         if not 0 < len(ids) <= (self.limit or len(ids)):
             raise GraphgenError(
@@ -104,24 +101,3 @@ class Texts:
             ids[row, : text.size], types[row, : text.size] = text
             mask[row, : text.size] = 1
         return dict(zip(INPUTS, (ids, mask, types), strict=True))
-
-
-def _nested(value: Any) -> Any:
-    """A column of a conversation, from JSON as a text, or from a table.
-
-    In a table, all objects have the fields of each, and nulls stand for those that are not there;
-    only the content of a message may be a null itself.
-    """
-    if isinstance(value, str):
-        try:
-            return json.loads(value)
-        except (ValueError, RecursionError):
-            return value  # which the template refuses
-    if isinstance(value, Mapping):
-        kept = {
-            n: x for n, x in value.items() if x is not None or (n == "content" and "role" in value)
-        }
-        return {name: _nested(x) if not isinstance(x, str) else x for name, x in kept.items()}
-    if isinstance(value, list):
-        return [x if isinstance(x, str) else _nested(x) for x in value]
-    return value

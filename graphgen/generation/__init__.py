@@ -33,7 +33,8 @@ from graphgen.generation.prompts import (
 from graphgen.generation.sampling import draw, log_softmax, processed
 from graphgen.generation.speech import Ears, first_tokens, listed_sounds
 from graphgen.graph import ModelLike
-from graphgen.models.published.chat import Conversation, Template
+from graphgen.models.published.chat import Template
+from graphgen.models.published.conversation import Conversation
 from graphgen.models.published.folder import encoded
 from graphgen.operands import Array
 from graphgen.runtime import Provider

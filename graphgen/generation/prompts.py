@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from graphgen.errors import GraphgenError, user_line
 from graphgen.generation.options import listed
 from graphgen.models.published import folder as folders
-from graphgen.models.published.chat import Conversation
+from graphgen.models.published.conversation import Conversation
 from graphgen.operands import Array
 
 Prompts: TypeAlias = (

@@ -13,9 +13,10 @@ import numpy as np
 from graphgen.errors import GraphgenError, warn
 from graphgen.export.columns import Chunk, Rows, fitting
 from graphgen.export.named_losses import IGNORED, LABELS
-from graphgen.export.tables import Table
+from graphgen.export.tables import Objects, Table
 from graphgen.files import present
 from graphgen.models.published.chat import Template
+from graphgen.models.published.conversation import CHAT, nested
 from graphgen.operands import Array
 from graphgen.plan import TensorType
 from graphgen.train.data import Batches, Dataset, LabelKind, Padding
@@ -226,6 +227,8 @@ class Texts:
                 f"{who} has {', '.join(table.names)}; give {wanted}, because the artifacts take "
                 f"{', '.join(self.inputs)}"
             )
+        if kind == "chat":
+            names = [name for name in CHAT if name in there]
         return names, kind
 
     def _rows(self, names: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -267,10 +270,15 @@ class Texts:
     def _chat(self, names: Sequence[str]) -> Iterator[Sample | None]:
         def texts() -> Iterator[Text | None]:
             for where, row in self._rows(names):
-                messages = [] if row["messages"] is None else row["messages"]
-                if isinstance(messages, list):
-                    messages = [_without_none(message) for message in messages]
-                text, spans = self._template.render(messages, where) if messages != [] else ("", [])
+                if isinstance(self._table, Objects):  # where a null is one
+                    given = {n: nested(x) if isinstance(x, str) else x for n, x in row.items()}
+                else:
+                    given = {name: nested(value) for name, value in row.items()}
+                given = {name: value for name, value in given.items() if value not in (None, "")}
+                if given.get("messages", []) == []:
+                    yield None
+                    continue
+                text, spans = self._template.render(given, where)
                 yield Text(where, [text], spans) if text else None
 
         return map(_shifted, self.tokenizer.encode(texts(), self._more, special=False))
@@ -307,7 +315,12 @@ class Texts:
     def _labels(self, name: str) -> Iterator[Array]:
         """The labels in a column: numbers, or names of classes."""
         table, dtype = self._table, self.inputs[LABELS].dtype
-        given = _numbered([row[name] for row in table.rows([name])])
+        given, known = [row[name] for row in table.rows([name])], self.names or self._configured()
+        classes = table.classes(name) or []
+        if known.keys() >= {*classes}:  # which may have other numbers
+            given = [_named(label, classes) for label in given]
+        if not all(isinstance(label, str) and label in known for label in given):
+            given = _numbered(given)
         texts = [isinstance(label, str) for label in given]
         for number, (label, text) in enumerate(zip(given, texts, strict=True)):
             same = isinstance(label, bool) == isinstance(given[0], bool)
@@ -319,9 +332,9 @@ class Texts:
                     f"{dtype}, or names of classes, in every row"
                 )
         if not texts[0]:
-            self.names = self.names or {n: i for i, n in enumerate(table.classes(name) or ())}
+            self.names = self.names or {n: i for i, n in enumerate(classes)}
             return (np.asarray(label, dtype) for label in given)
-        self.names = self.names or self._named({*given})
+        self.names = known or self._sorted({*given})
         for number, label in enumerate(given):
             if label not in self.names:
                 raise GraphgenError(
@@ -330,13 +343,15 @@ class Texts:
                 )
         return (np.asarray(self.names[label], dtype) for label in given)
 
-    def _named(self, given: set[str]) -> dict[str, int]:
-        """The numbers of classes: as config.json names them, else in alphabetical order."""
+    def _configured(self) -> dict[str, int]:
+        """The numbers of classes that config.json names; {} if these are no names."""
         named = self.tokenizer.config.get("id2label")
         named = named if isinstance(named, dict) else {}
         found = {str(n): int(i) for i, n in named.items() if i.isdecimal()}
-        if found and not all(name == f"LABEL_{i}" for name, i in found.items()):
-            return found
+        return {} if all(name == f"LABEL_{i}" for name, i in found.items()) else found
+
+    def _sorted(self, given: set[str]) -> dict[str, int]:
+        """The numbers of classes in alphabetical order."""
         if np.dtype(self.inputs[LABELS].dtype).kind == "f":
             raise GraphgenError(f"{self._table.path}: labels are names; the loss wants numbers")
         if self.classes is not None and len(given) > self.classes:
@@ -409,6 +424,11 @@ def _chunk(rows: Sequence[Array]) -> Chunk:
     return Chunk(np.concatenate(rows), starts)
 
 
+def _named(label: Any, classes: Sequence[str]) -> Any:
+    """The name of a label, if it is the number of a class."""
+    return classes[label] if type(label) is int and 0 <= label < len(classes) else label
+
+
 def _numbered(labels: list[Any]) -> list[Any]:
     """Labels as numbers if all are texts of numbers, as in CSV: sorted, "10" is before "9"."""
     try:
@@ -432,10 +452,3 @@ def _shifted(tokens: Tokens | None) -> Sample | None:
         return None
     labels = np.where(tokens.counted, tokens.ids, IGNORED)[1:].astype(np.int32)
     return Sample(tokens.ids[:-1], labels, tokens.types[:-1], cut=tokens.cut)
-
-
-def _without_none(message: Any) -> Any:
-    """Arrow gives every message the keys of all."""
-    if isinstance(message, dict):
-        return {key: value for key, value in message.items() if value is not None}
-    return message

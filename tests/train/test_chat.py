@@ -69,6 +69,43 @@ def test_the_template_may_be_a_file_or_one_of_several(tmp_path):
     assert Template(folder).render(TURNS[:1], "row") == ("1", [])
 
 
+CALL = [{"function": {"name": "w7", "arguments": {"w8": None}}}]
+TOOLED = (
+    "{% if tools %}{{ tools | map(attribute='name') | join(' ') }}<|end|>{% endif %}"
+    "{% for m in messages %}{% if 'tool_calls' in m %}<|{{ m['role'] }}|>"
+    "{{ m.tool_calls[0].function.arguments | length }}<|end|>{% else %}<|{{ m['role'] }}|>"
+    "{{ m['content'] }}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "as text", "parquet"])
+def test_tools_are_what_the_template_reads(kind, tmp_path):
+    """Arrow gives every object the keys of all; in JSON, a null is one."""
+    words = {"unk_token": "<unk>", "chat_template": TOOLED}
+    texts = Texts(write_tokenizer(tmp_path / "tokens", **words), MASKED, 40)
+    called = [TURNS[0], {"role": "assistant", "content": None, "tool_calls": CALL}]
+    rows = [{"messages": called, "tools": [{"name": "w9"}]}, {"messages": TURNS, "tools": None}]
+    if kind == "as text":
+        rows = [{n: None if x is None else json.dumps(x) for n, x in row.items()} for row in rows]
+    path = write_lines(tmp_path / "a.jsonl", *rows)
+    if kind == "parquet":
+        pa = pytest.importorskip("pyarrow", reason="the extra [data] installs it")
+        parquet = pytest.importorskip("pyarrow.parquet")
+        path = tmp_path / "a.parquet"
+        rows[0]["messages"][1]["tool_calls"][0]["function"]["arguments"] = {"w8": "w1"}
+        parquet.write_table(pa.Table.from_pylist(rows), path)
+    seen = list[str]()
+    render = texts._template.render
+    texts._template.render = lambda given, where: seen.append(render(given, where)) or seen[-1]
+    labels = texts.columns(open_table(path))["labels"]
+    [(tooled, spans), (plain, _)] = seen
+    assert tooled == "w9<|end|><|user|>w1 w2<|end|><|assistant|>1<|end|>"
+    assert [tooled[first:last] for first, last in spans] == ["1<|end|>"]
+    assert plain.startswith("<|user|>w1 w2<|end|><|assistant|>w3<|end|>")
+    assert [int(np.sum(row != -100)) for row in labels] == [2, 5]
+
+
 def test_what_templates_use(template):
     source = (
         "{%- for m in messages %}{%- if loop.index > 1 %}{%- break %}{%- endif %}"
@@ -127,5 +164,9 @@ def test_what_is_no_template_or_no_message_is_one_error(template, tmp_path):
     with pytest.raises(GraphgenError, match=r"row: a message has the character U\+FDD0"):
         template(MARKED).render(turns, "row")
     texts = Texts(write_tokenizer(tmp_path / "tokens", chat_template=PLAIN), MASKED, 40)
-    with pytest.raises(GraphgenError, match="line 1: messages are 'w1'; give a list of them"):
-        texts.columns(open_table(write_lines(tmp_path / "a.jsonl", {"messages": "w1"})))
+    for row, told in (
+        ({"messages": "w1"}, "messages are 'w1'; give a list of them"),
+        ({"messages": TURNS, "tools": "w1"}, "tools is 'w1'; give a list of objects"),
+    ):
+        with pytest.raises(GraphgenError, match=f"line 1: {told}"):
+            texts.columns(open_table(write_lines(tmp_path / "a.jsonl", row)))

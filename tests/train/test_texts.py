@@ -223,6 +223,37 @@ def test_labels_that_are_numbers(samples, tmp_path):
     assert [int(label) for label in labels] == list(range(11)), "not in alphabetical order"
 
 
+def test_classes_whose_names_are_numbers(samples):
+    """By their names: "1" is the class 0, whose number a file would not say as a text."""
+    named, inputs = {"id2label": {"0": "1", "1": "2", "2": "3"}}, LABELED | {"labels": EACH}
+    rows = [{"text": "w1", "label": "1"}, {"text": "w1", "label": "2"}]
+    assert samples(*rows, inputs=inputs, classes=3, config=named)[0]["labels"] == [0, 1]
+    assert samples(*rows, inputs=inputs, classes=3)[0]["labels"] == [1, 2]
+    for row, label in zip(rows, (1, 2), strict=True):
+        row["label"] = label
+    assert samples(*rows, inputs=inputs, classes=3, config=named)[0]["labels"] == [1, 2]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_classes_in_another_order_than_the_models_go_by_name(known, tmp_path):
+    """`datasets` notes the names of numbers; config.json, and the data of --data, have theirs."""
+    pa = pytest.importorskip("pyarrow", reason="the extra [data] installs it")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    config = {"id2label": {"0": "good", "1": "bad"}} if known else None
+    texts = Texts(
+        write_tokenizer(tmp_path / "tokens", config=config), LABELED | {"labels": EACH}, 2
+    )
+    for names, labels in ((["bad", "good"], [1, 0, 1]), (["good", "bad"], [0, 1, 0])):
+        feature = {"label": {"_type": "ClassLabel", "names": names}}
+        table = pa.table({"text": ["w1", "w2", "w1"], "label": labels})
+        noted = json.dumps({"info": {"features": feature}})
+        noted = table.replace_schema_metadata({"huggingface": noted})
+        parquet.write_table(noted, tmp_path / "a.parquet")
+        found = texts.columns(open_table(tmp_path / "a.parquet"))["labels"]
+        assert [int(label) for label in found] == ([0, 1, 0] if known else [1, 0, 1])
+        assert texts.reports[-1].classes == {"good": not known, "bad": known}
+
+
 def test_held_out_texts_have_the_classes_of_the_data(samples, tmp_path):
     folder = write_tokenizer(tmp_path / "tokens")
     texts = Texts(folder / "tokenizer.json", LABELED | {"labels": EACH}, 3)

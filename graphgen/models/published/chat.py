@@ -1,24 +1,19 @@
 """Conversations as texts: a folder's chat template, and which characters are the assistant's."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from graphgen.errors import GraphgenError, needed
+from graphgen.models.published.conversation import Conversation, first_line, parts_of
 from graphgen.models.published.folder import SPECIAL, of_tokenizer, text_of
 from graphgen.models.published.sandbox import environment, rendered
 from graphgen.models.published.templates import sources
-
-Conversation: TypeAlias = Sequence[Mapping[str, Any]] | Mapping[str, Any]
-"""Messages, or an object with `messages`, `tools` and whatever else the template reads."""
 
 Spans: TypeAlias = Sequence[tuple[int, int]]
 """Parts of a text, by their characters: from the first to before the second."""
 
 _BEGIN, _END, _CUT = "\ufdd0", "\ufdd1", "\ufdd2"  # Unicode keeps them free for such marks
-_THOUGHTS = ("reasoning_content", "thinking", "reasoning")
-"""What templates call the reasoning of a message; transformers fills in the first two."""
 
 
 class Template:
@@ -35,33 +30,33 @@ class Template:
         self._jinja = needed("jinja2")
         made = environment(_BEGIN, _END, dated=dated)
         self._templates: dict[str, Any] = {}
-        self._marks = False
+        self._marked = set[str]()
         for name, source in sources(folder, config).items():
             try:
                 self._templates[name] = made.from_string(source)
             except (self._jinja.TemplateError, RecursionError) as error:
                 which = "" if name == "default" else f", {name},"
                 raise GraphgenError(
-                    f"{self._who}{which} is not one: {_first_line(error)}"
+                    f"{self._who}{which} is not one: {first_line(error)}"
                 ) from error
-            if name == "default":
-                self._marks = "generation" in source and "endgeneration" in source
+            if "generation" in source and "endgeneration" in source:
+                self._marked.add(name)
 
-    def render(self, messages: Sequence[Any], where: str) -> tuple[str, Spans]:
+    def render(self, conversation: Conversation, where: str) -> tuple[str, Spans]:
         """The text, and its parts that the assistant says.
 
         Raises GraphgenError for messages that the template refuses, and for one that changes what
         stands before a message.
         """
-        messages = _checked(messages, where)
-        whole = self._text(messages, where)
-        if self._marks:
+        messages, given = parts_of(conversation, where)
+        whole = self._text(messages, where, **given)
+        if self._template(given, where) in self._marked:
             return _unmarked(whole, where)
         spans = []
         for i, message in enumerate(messages):
             if message["role"] == "assistant":
-                before = self._text(messages[:i], where, add_generation_prompt=True)
-                after = self._text(messages[: i + 1], where)
+                before = self._text(messages[:i], where, add_generation_prompt=True, **given)
+                after = self._text(messages[: i + 1], where, **given)
                 if not after.startswith(before) or not whole.startswith(after):
                     raise GraphgenError(
                         f"{where}: {self._who} writes message {i + 1} otherwise when more follow, "
@@ -75,16 +70,7 @@ class Template:
 
         Raises GraphgenError for what is no conversation, and for one that the template refuses.
         """
-        given: dict[str, Any] = {"messages": conversation}
-        if isinstance(conversation, Mapping):
-            given = dict(conversation)
-        messages = _checked(given.pop("messages", None), where)
-        for name in ("tools", "documents"):
-            value = given.get(name)
-            listed = isinstance(value, list | tuple) and all(isinstance(x, Mapping) for x in value)
-            if value is not None and not listed:
-                raise GraphgenError(f"{where}: {name} is {value!r:.60}; give a list of objects")
-        given = _plain(given, where)
+        messages, given = parts_of(conversation, where)
         if not messages:
             raise GraphgenError(f"{where}: there is no message; give at least one")
         if messages[-1]["role"] != "assistant":
@@ -101,50 +87,29 @@ class Template:
         text = text if after.startswith(" ") else text.rstrip()  # it trims messages
         return text.replace(f"{_CUT} ", "").replace(_CUT, "")  # if it writes the message twice
 
-    def _text(self, messages: Sequence[Any], where: str, **given: Any) -> str:
+    def _template(self, given: Mapping[str, Any], where: str) -> str:
+        """The name of the template: the one that is given, or for messages with or without tools.
+
+        Raises GraphgenError if there is no such one.
+        """
         tools = given.get("tools") is not None and "tool_use" in self._templates
-        name = given.pop("chat_template", None) or ("tool_use" if tools else "default")
+        name = given.get("chat_template") or ("tool_use" if tools else "default")
         if not isinstance(name, str) or name not in self._templates:
             raise GraphgenError(
                 f"{where}: {self._who} has none named {name!r:.60}; give one of these names as "
                 f"chat_template: {', '.join(sorted(self._templates))}"
             )
+        return name
+
+    def _text(self, messages: Sequence[Any], where: str, **given: Any) -> str:
+        template = self._templates[self._template(given, where)]
+        given.pop("chat_template", None)
         values = {**self._named, "add_generation_prompt": False, "tools": None, "documents": None}
         try:
-            return rendered(self._templates[name], {**values, **given, "messages": messages})
+            return rendered(template, {**values, **given, "messages": messages})
         except Exception as error:  # whatever its expressions raise
-            reason = f"{type(error).__name__}: {_first_line(error)}"
+            reason = f"{type(error).__name__}: {first_line(error)}"
             raise GraphgenError(f"{where}: {self._who} ends in {reason}") from error
-
-
-def _checked(messages: Any, where: str) -> list[dict[str, Any]]:
-    """Copies of messages without what is null; the assistant's reasoning has each name."""
-    if not isinstance(messages, list | tuple):
-        raise GraphgenError(f"{where}: messages are {messages!r:.40}; give a list of them")
-    for message in messages:
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise GraphgenError(
-                f"{where}: a message is {message!r:.60}; give objects with `role` and `content`"
-            )
-    found: list[dict[str, Any]] = [
-        {name: value for name, value in message.items() if value is not None}
-        for message in _plain(messages, where)
-    ]
-    for i, message in enumerate(found):
-        thought = next((message[n] for n in _THOUGHTS if n in message), None)
-        if thought is not None:
-            found[i] = {"thinking": thought, **message, "reasoning_content": thought}
-    return found
-
-
-def _plain(value: Any, where: str) -> Any:
-    """A copy that is plain data, so that a template can call no method of the caller's objects."""
-    try:
-        return json.loads(json.dumps(value))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise GraphgenError(
-            f"{where}: a conversation has to be as in JSON, but {_first_line(error)}"
-        ) from error
 
 
 def _mark_end(message: dict[str, Any], where: str) -> None:
@@ -173,7 +138,3 @@ def _unmarked(text: str, where: str) -> tuple[str, Spans]:
         pieces += [inside, outside]
         size += len(inside) + len(outside)
     return "".join(pieces), spans
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error) or "no reason").splitlines()[0]
