@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
@@ -228,10 +229,23 @@ def _inferred(model: ir.Model, least: dict[str, int]) -> FileSizes:
     )
     if model.functions:
         infer_symbolic_shapes(model, warn_on_missing=False)
-    for value in model.graph.inputs:
-        context.name_anonymous_dims(value)
+    _name_sizes(model.graph.inputs, context)
     infer_graph(model.graph, context)
     return context
+
+
+def _name_sizes(inputs: Sequence[ir.Value], context: FileSizes) -> None:
+    """Give each size of an input a name of its own, unless the file names it.
+
+    `unk__0` is a name that a converter made up: tf2onnx and onnx's inference count them in each
+    file, so that in a merged file two sizes may have one. These lose it.
+    """
+    names = [str(d) for x in inputs for d in x.shape or ()]
+    twice = {name for name, n in Counter(names).items() if n > 1 and name.startswith("unk__")}
+    for x in inputs:
+        if x.shape is not None and not twice.isdisjoint(map(str, x.shape)):
+            x.shape = ir.Shape([None if str(d) in twice else d for d in x.shape])
+        context.name_anonymous_dims(x)
 
 
 def splice(

@@ -18,10 +18,10 @@ from graphgen.rounded import flattened
 TEXTS = 1 << 12
 """How many sizes a process remembers what it found out about, in each of several caches."""
 
-MADE_UP = re.compile(r"\b(_d|unk__)\d+\b")
-"""Names of sizes that the libraries make up."""
+MADE_UP = re.compile(r"\b_d\d+\b")
+"""Names of sizes that the library makes up."""
 
-_ANY_MADE_UP = re.compile(rf"\b(_d|unk__|{ELEMENT})\d+\b")
+_ANY_MADE_UP = re.compile(rf"\b(_d|{ELEMENT})\d+\b")
 
 
 _BOUND, _DEPTH = re.compile("Max|Min"), 2

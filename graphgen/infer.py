@@ -137,16 +137,8 @@ def describe(value: Shaped | None) -> str:
 
 
 def is_named(dim: Dim) -> bool:
-    """Whether a size is a number or a meaningful symbol, not one made up by inference.
-
-    `_d0` comes from the library; in a graph it is one size, which `from_converter` need not be.
-    """
+    """Whether a size is a number or made of the inputs' symbols, not one made up by inference."""
     return isinstance(dim, int) or (dim.value is not None and not MADE_UP.search(dim.value))
-
-
-def from_converter(dim: Dim) -> bool:
-    """Whether onnx's converter made the name up: `unk__0`, of which a merged file may hold two."""
-    return bool(re.search(r"\bunk__\d+\b", str(dim)))
 
 
 def is_rounded(dim: Dim) -> bool:

@@ -82,8 +82,6 @@ def remember(node: ir.Node, key: object, context: ShapeInferenceContext) -> None
     plain = [x is None or _content_of(x, context) is not None for x in node.inputs]
     described = all(plain) or has(node, Trait.SHAPE)
     sized = described or has(node, _BY_SIZES) or (has(node, Trait.SIZED) and all(plain[1:]))
-    if any(name.startswith("unk__") for name in given):  # it may be two sizes, in merged files
-        sized = described = False
     for y in node.outputs:
         held, sizes = y.const_value, context._symbolic_values.get(y)
         if y.shape is None or y.dtype is None or not isinstance(y.type, ir.TensorType):

@@ -131,6 +131,9 @@ def _compare_sizes(node: ir.Node, context: ShapeInferenceContext) -> None:
 
 def _chosen(operator: str, elements: tuple[Dim, ...]) -> Dim | None:
     """The smallest or largest in short form, or None if some are unknown or this would be long."""
+    numbers = [element for element in elements if isinstance(element, int)]
+    if len(numbers) == len(elements):
+        return (min if operator == "Min" else max)(numbers)
     texts = [spread(str(element)) for element in elements]
     if operator == "Min" and len(texts) == 2:
         least = shorter(*texts)

@@ -19,7 +19,6 @@ from graphgen.infer import (
     expect_axis,
     expect_same,
     forget,
-    from_converter,
     is_named,
     mends,
     same_dim,
@@ -296,7 +295,7 @@ def _expect_elements(
     """
     if isinstance(context, FileSizes) and node.graph is not None and node.graph is context.graph:
         for dims in zip_longest(*map(reversed, shapes), fillvalue=1):
-            sizes = [d for d in dims if d != 1 and not from_converter(d)]
+            sizes = [d for d in dims if d != 1]
             common = broadcast_partner(sizes) if len(sizes) > 1 else None
             if common is not None and all(map(is_named, sizes)):
                 common = next((d for d in sizes if isinstance(d, int)), common)
@@ -395,7 +394,7 @@ def _note_numbers(
     rest, count = math.prod(d for d in shape if isinstance(d, int)), math.prod(numbers)
     if len(names) != 1 or len(numbers) < len(wanted) or not rest or count % rest:
         return
-    if str(names[0]).isidentifier() and not from_converter(names[0]):
+    if str(names[0]).isidentifier():
         context.fixed[str(names[0])] = count // rest
 
 

@@ -95,7 +95,7 @@ def renumbered(shape: ir.Shape | None, names: dict[str, str]) -> ir.Shape | None
         return None
 
     def name(found: re.Match[str]) -> str:
-        return names.setdefault(found[0], f"{found[1]}{len(names)}")
+        return names.setdefault(found[0], f"_d{len(names)}")
 
     return ir.Shape([d if is_named(d) else MADE_UP.sub(name, str(d)) for d in shape])
 

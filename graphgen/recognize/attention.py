@@ -1,7 +1,7 @@
 """How attention is recognized, however its heads, scale and masks are laid out."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from graphgen.ops.attention import (
     sink_attention,
     split_heads,
 )
-from graphgen.ops.layout import cast, cast_like, concat, expand, reshape, slice_
+from graphgen.ops.layout import cast, cast_like, concat, expand, rank, reshape, slice_
 from graphgen.ops.linalg import einsum, fused_matmul
 from graphgen.ops.softmax import softmax
 from graphgen.recognize.axes import UNKNOWN_SIZE, Dim, Dims, View, leaves, size_of, size_text, unify
@@ -129,9 +129,6 @@ def _rewrite(node: ir.Node, i: int, scores: Scores) -> Rewrite | Miss:
         return Miss(f"the softmax is along {lengths}, wanted the same")
     # The sum with V proves how many keys there are: as many as V has rows.
     kept = [axis.size for axis in leaves(scores.key)] == [axis.size for axis in v.dims[i - 2]]
-    for axis, reason in scores.unequal:
-        if not kept or leaves(axis) != leaves(scores.key):
-            return Miss(f"{reason}, either of which may be 1")
     dims = multiplied(node, *((weights, v) if i == 0 else (v, weights)))
     if isinstance(dims, Miss):
         return dims
@@ -141,6 +138,11 @@ def _rewrite(node: ir.Node, i: int, scores: Scores) -> Rewrite | Miss:
     laid = Heads.of(scores, v, leaves(v.dims[-1 - i]), dims)
     if isinstance(laid, Miss):
         return laid
+    for axis, size, reason in scores.unequal:
+        if len(laid.batch) == 1 and leaves(axis) == laid.batch:
+            laid.longest.append(size)
+        elif not kept or leaves(axis) != leaves(scores.key):
+            return Miss(f"{reason}, either of which may be 1")
     views = (scores.q, scores.k, v)
     ends = [*(view.source for view in views), *scores.ends]
     dtypes = {view.source.dtype for view in views}
@@ -190,6 +192,7 @@ class Heads:
     feature: Dim
     value: Dim
     known: list[View]
+    longest: list[Any] = field(default_factory=list)  # sizes to which a mask may lengthen the batch
 
     @classmethod
     def of(cls, scores: Scores, v: View, value: Dim, dims: Dims) -> "Heads | Miss":
@@ -263,6 +266,8 @@ class Heads:
         q, k, v = operands
         if q is None or k is None or v is None:
             return None
+        for size in self.longest:
+            q, k, v = (expand(x, [size, *[1] * (rank(x) - 1)]) for x in (q, k, v))
         if sinks is None:
             y = attention(q, k, v, mask, **attributes)
         else:

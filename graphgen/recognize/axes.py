@@ -335,9 +335,10 @@ def _reshaped(x: Any, have: Dims, want: Dims, known: Sequence[View] = ()) -> Ten
         return unsqueeze(x, [i for i, d in enumerate(want) if not d])
     sizes = [size_in(d, [View(x, have, have), *known]) for d in want]
     unknown = [i for i, size in enumerate(sizes) if size is None]
-    for i in unknown[1:]:  # one may stay: what is left
-        sizes[i] = _size_of_input(want[i], [View(x, have, have), *known])
-    if any(sizes[i] is None for i in unknown[1:]) or 0 in [s for s in sizes if isinstance(s, int)]:
+    for i in [*unknown[1:], *unknown[:1]]:
+        if sizes.count(None) > 1:  # one may stay: what is left
+            sizes[i] = _size_of_input(want[i], [View(x, have, have), *known])
+    if sizes.count(None) > 1 or 0 in [s for s in sizes if isinstance(s, int)]:
         return None  # a 0 would be another axis's size
     return reshape(x, [-1 if s is None else s for s in sizes])
 

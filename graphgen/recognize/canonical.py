@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen.graph import constant, is_float, present_inputs, produced_by, scalar
-from graphgen.infer import from_converter, is_named, is_rounded, same_dim, same_shape
+from graphgen.infer import is_named, is_rounded, same_dim, same_shape
 from graphgen.match import Miss, Rewrite
 from graphgen.op import canonical, find_op, is_a, read_attributes
 from graphgen.ops.dropout import dropout_in_inference
@@ -346,8 +346,6 @@ def shape_of_operands(node: ir.Node) -> Rewrite | None:
     made = produced_by(node.inputs[0], *PRODUCTS, *LAYOUT)
     given = [] if made is None else [View.of(x) for x in present_inputs(made)]
     if made is None or None in given:
-        return None
-    if any(map(from_converter, (d for x in present_inputs(made) for d in x.shape or ()))):
         return None
     if is_a(made, *PRODUCTS):
         views = [view for i, x in enumerate(given) if (view := operand_of(made, i, x)) is not None]

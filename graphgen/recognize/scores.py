@@ -18,7 +18,7 @@ from graphgen.infer import describe, same_dim, same_shape
 from graphgen.match import Miss
 from graphgen.op import find_op, is_a, read_attributes
 from graphgen.ops.elementwise import add, logical_and, logical_not, maximum, where
-from graphgen.ops.layout import lowest_of, numpy_dtype
+from graphgen.ops.layout import dim, lowest_of, numpy_dtype
 from graphgen.ops.linalg import fused_matmul, matmul
 from graphgen.ops.shapes import broadcast_partner
 from graphgen.ops.softmax import softmax
@@ -144,7 +144,8 @@ class Scores:
         self.rows: list[Term] = []  # a factor for each query
         self.lows: list[float] = []
         self.sinks: ir.Value | None = None  # a score of each head more, without a value
-        self.unequal: list[tuple[Dim, str]] = []  # axes that a mask may lengthen
+        # Axes that a mask may lengthen, with its size and the reason not to take it.
+        self.unequal: list[tuple[Dim, Any, str]] = []
         self.unknown = 0  # biases that may be that low
         self.floor = False  # whether a bias may be as low as the lowest number
         self.maxima: list[Dims] = []  # the axes of maxima that are subtracted
@@ -316,7 +317,8 @@ class Scores:
             named = own and len(scores) == 1 and is_told(d) and is_told(scores[0])
             named = named and not is_always(d, scores[0])
             if named and broadcast_partner((d, *scores)) is None:
-                self.unequal.append((wanted, f"a mask has {d} where the scores have {scores[0]}"))
+                problem = f"a mask has {d} where the scores have {scores[0]}"
+                self.unequal.append((wanted, dim(adopt(value), len(view.dims) - j), problem))
         terms.append(Term(value, replace(view, dims=dims), **kind))
         return None
 

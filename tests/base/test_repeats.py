@@ -115,9 +115,12 @@ def test_what_operands_hold_may_decide_sizes():
 
 
 def test_names_of_a_converter_may_be_two_sizes():
-    unnamed, m = gg.float32["unk__0"], gg.float32["m"]
-    first, second = made_up(lambda x, y, z: (x + y, x + z), x=unnamed, y=m, z=m)
-    assert first != second
+    """Where two inputs have one: of one input alone it is a size like any other."""
+    named, other = gg.float32["unk__0"], gg.float32["unk__1"]
+    first, second = made_up(lambda x, y: (ops.relu(x), ops.relu(y)), x=named, y=named)
+    assert first != second and not {"unk__0"} & {str(first), str(second)}
+    first, second = made_up(lambda x, y: (ops.relu(x), ops.relu(y)), x=named, y=other)
+    assert (first, second) == ("unk__0", "unk__1")
 
 
 def test_sizes_count_as_operands():

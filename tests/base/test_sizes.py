@@ -283,6 +283,7 @@ def check_optimized(case: Case, proto: onnx.ModelProto, trials: list[Any], path:
             "t = Concat <axis = 0> (d, e) y = ConstantOfShape (t)",
             "Max(3, m) Min(7, m, n)",
         ),
+        ("float[n, 4] x", "s = Shape (x) t = Max (s, s) y = ConstantOfShape (t)", "n 4"),
     ],
 )
 def test_sizes_are_known(inputs: str, nodes: str, want: str) -> None:

@@ -773,7 +773,10 @@ def test_biases_of_any_rank(shape: Any) -> None:
     ],
 )
 def test_only_a_mask_that_cannot_lengthen_the_scores_is_taken(shape: Any, sizes: Any) -> None:
-    """Sizes of two names may differ where one is 1; as many keys as V has rows there must be."""
+    """Sizes of two names may differ where one is 1; as many keys as V has rows there must be.
+
+    A batch that a mask may lengthen is made as long before.
+    """
 
     def body(q: Any, k: Any, v: Any, mask: Any) -> Any:
         return ops.softmax(q @ ops.swap_last(k) + mask) @ v
@@ -781,7 +784,9 @@ def test_only_a_mask_that_cannot_lengthen_the_scores_is_taken(shape: Any, sizes:
     specs = {"q": ("b", 2, "t", 4), "k": ("b", 2, "s", 4), "v": ("b", 2, "s", 4), "mask": shape}
     model = as_in_a_file(body, primitives=True, **{n: gg.float32[s] for n, s in specs.items()})
     best = optimize(model)
-    assert ("Attention" in count_operators(best.model)) == (shape in (("t", "n"), ("n",)))
+    counts = count_operators(best.model)
+    assert ("Attention" in counts) == (shape in (("t", "n"), ("n",), ("n", 1, "t", "s")))
+    assert (counts.get("Expand", 0) >= 3) == (len(shape) == 4)  # Q, K and V
     sizes, rng = {"b": 2, "t": 3, "s": 4, **sizes}, np.random.default_rng(0)
     feeds = {
         name: rng.standard_normal([sizes.get(d, d) for d in dims]).astype(np.float32)
@@ -792,6 +797,31 @@ def test_only_a_mask_that_cannot_lengthen_the_scores_is_taken(shape: Any, sizes:
     if "Attention" not in count_operators(best.model):
         told = [s.reason for p in best.report.passes for s in p.sites if s.status == "missed"]
         assert any(reason.endswith("either of which may be 1") for reason in told)
+
+
+@pytest.mark.parametrize("once", [True, False])
+def test_shapes_of_weights_are_those_of_inputs_that_tf2onnx_named(once: bool) -> None:
+    """As it writes an einsum of weights; a name that two inputs have may be two sizes."""
+
+    def body(x: Any, y: Any = None) -> Any:
+        weights = ops.softmax(x @ ops.swap_last(x if y is None else y) * 0.25)
+        sizes = TABLE["", "Shape"](weights)
+        if y is None:
+            flat = ops.concat(ops.reduce_prod(sizes[:2], [0]), sizes[2:], axis=0)
+            values = TABLE["", "Reshape"](x, ops.concat(flat[:2], np.array([D]), axis=0))
+            return TABLE["", "Reshape"](weights, flat) @ values
+        return TABLE["", "Reshape"](weights @ y, ops.concat(sizes[:3], np.array([D]), axis=0))
+
+    spec = gg.float32["unk__0", 2, 5, D]
+    model = as_in_a_file(body, primitives=True, **({"x": spec} if once else {"x": spec, "y": spec}))
+    best = optimize(model, verify=True)
+    assert ("Attention" in count_operators(best.model)) == once
+    rng = np.random.default_rng(0)
+    for x, y in ((3, 3), (1, 1)) if once else ((3, 3), (3, 1), (1, 1)):
+        given = [rng.standard_normal((n, 2, 5, D)).astype(np.float32) for n in (x, y)]
+        feeds = dict(zip("x" if once else "xy", given, strict=False))
+        wanted, got = run_plain(model, feeds)[0], run_plain(best.model, feeds)[0]
+        assert relative_rms(wanted, got) < ROUNDING
 
 
 TWICE = {
