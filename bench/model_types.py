@@ -40,7 +40,9 @@ from rich.table import Table
 
 import graphgen as gg
 from graphgen.export.write import to_bytes
+from graphgen.graph import constant
 from graphgen.processor import processor
+from graphgen.recognize.masks import repeated_scalar
 from graphgen.runtime import Session
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
 
 WRONG = 1e-5  # relative RMS in float32, at each of the sizes
 SIZES = ((2, 12), (3, 16), (1, 21))  # rows and tokens; exported with the first
+HIDDEN = (-1e5, -1e3)  # numbers that hide a score next to most others, and not next to all
 PRODUCTS = ("MatMul", "Gemm", "Einsum", "FusedMatMul")
 MOVES = {"Cast", "Transpose", "Reshape", "Dropout", "Identity", "Squeeze", "Unsqueeze", "Expand"}
 
@@ -139,7 +142,9 @@ def apart(graph: ir.Graph) -> int:
     """Softmaxes that no operator of attention computes faster, whatever recognizes it.
 
     Their weights are a result, or read by more than one product; or they are over anything but a
-    product of two values that are computed: of a dense layer or a convolution, as in ConvBERT.
+    product of two values that are computed: of a dense layer or a convolution, as in ConvBERT; or
+    hidden scores become a number such as -10000, next to which another score may still count, or
+    are multiplied by 0 before one is added, as in OpenAI GPT.
     """
 
     def readers(value: ir.Value) -> int:
@@ -148,12 +153,28 @@ def apart(graph: ir.Graph) -> int:
             total += readers(node.outputs[0]) if node.op_type in MOVES else node.op_type != "Shape"
         return total
 
+    def hides_in_part(value: ir.Value | None) -> bool:
+        number = repeated_scalar(value)
+        return number is not None and HIDDEN[0] <= number <= HIDDEN[1]
+
+    def is_0_in_part(value: ir.Value | None) -> bool:
+        while (node := value.producer() if value is not None else None) is not None:
+            if node.op_type not in {"Slice", *MOVES}:
+                return False
+            value = node.inputs[0]
+        array = constant(value)
+        return array is not None and bool(np.any(array == 0) and np.any(array != 0))
+
     def of_product(value: ir.Value | None, steps: int) -> bool:
         node = value.producer() if value is not None else None
         if node is None or not steps:
             return False
         if node.op_type in PRODUCTS:
             return all(x is not None and x.const_value is None for x in node.inputs[:2])
+        if node.op_type == "Where" and any(map(hides_in_part, node.inputs[1:])):
+            return False
+        if node.op_type == "Mul" and any(map(is_0_in_part, node.inputs)):
+            return False
         return any(of_product(x, steps - 1) for x in node.inputs)
 
     left = weights_multiplied(graph)

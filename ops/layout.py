@@ -183,8 +183,12 @@ def _(g: Tensor, perm: Sequence[int] | None) -> Tensor:
 
 def swap_last(x: Tensor) -> Tensor:
     """Xᵀ in the last two axes."""
-    n = rank(x)
-    return transpose(x, perm=[*range(n - 2), n - 1, n - 2])
+    return transpose(x, perm=swap_of(rank(x)))
+
+
+def swap_of(n: int) -> list[int]:
+    """The permutation of n axes that transposes matrices."""
+    return [*range(n - 2), n - 1, n - 2]
 
 
 @primitive("Unsqueeze", traits=Trait.MOVES | Trait.CHEAP | Trait.LAYOUT | Trait.VIEW)

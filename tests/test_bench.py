@@ -187,5 +187,16 @@ def test_model_types_counts_what_is_left(monkeypatch: pytest.MonkeyPatch):
 
     model = gg.build(kernels, q=x, v=gg.float32["batch", 24, 16], primitives=True)
     assert model_types.apart(gg.optimize(model).model.graph) == 1
+    lower = np.tril(np.ones((8, 8), np.float32))
+    for masked in (
+        lambda s: ops.where(lower > 0, s, -10000.0),
+        lambda s: s * lower - 10000.0 * (1.0 - lower),
+    ):
+
+        def hidden(q: Any, k: Any, v: Any, masked: Any = masked) -> Any:
+            return ops.softmax(masked(q @ ops.swap_last(k))) @ v
+
+        model = gg.build(hidden, q=x, k=x, v=x)
+        assert model_types.apart(gg.optimize(model).model.graph) == 1
     plain = gg.optimize(gg.build(gg.nn.LayerNorm(16), x=x, seed=0)).model.graph
     assert model_types.softmaxes_left(plain) == model_types.norms_left(plain) == 0

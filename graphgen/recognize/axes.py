@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from graphgen.graph import produced_by, scalar
 from graphgen.infer import is_named, is_rounded, same_dim
-from graphgen.ops.layout import dim, expand, reshape, transpose, unsqueeze
+from graphgen.ops.layout import dim, expand, reshape, swap_of, transpose, unsqueeze
 from graphgen.record import current_tape
 from graphgen.rounded import FileSizes
 from graphgen.traits import TRAITS, Trait
@@ -196,7 +196,7 @@ def permutation_of(transpose: ir.Node) -> list[int]:
 def swaps_last(transpose: ir.Node) -> bool:
     """Whether it transposes matrices: a product can read them so."""
     n = len(perm := permutation_of(transpose))
-    return n > 1 and perm == [*range(n - 2), n - 1, n - 2]
+    return n > 1 and perm == swap_of(n)
 
 
 def follow(node: ir.Node, dims: Dims) -> Dims | None:

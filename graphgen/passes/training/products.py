@@ -9,6 +9,7 @@ from graphgen import ops
 from graphgen.graph import present_inputs, produced_by
 from graphgen.match import Engine, Pass, PassReport, Rewrite, Rule
 from graphgen.op import Op, find_op, is_a, read_attributes
+from graphgen.ops.layout import swap_of
 from graphgen.recognize.axes import permutation_of, swaps_last
 from graphgen.value import Tensor, Value, adopt
 
@@ -110,16 +111,11 @@ def _split_operands(graph: ir.Graph, node: ir.Node) -> Rewrite | None:
 def _split(value: Value) -> Tensor:
     made = produced_by(value, ops.transpose)
     perm = [] if made is None else permutation_of(made)
-    n, swap = len(perm), _swap(len(perm))
+    n, swap = len(perm), swap_of(len(perm))
     if made is None or n < 3 or perm[-2] != n - 1 or perm == swap:
         return value
     rows = ops.transpose(adopt(made.inputs[0]), perm=[perm[i] for i in swap])
     return ops.transpose(rows, perm=swap)
-
-
-def _swap(n: int) -> list[int]:
-    """The permutation of n axes that transposes matrices."""
-    return [*range(n - 2), n - 1, n - 2]
 
 
 def in_half(dtype: ir.DataType) -> Pass:
