@@ -7,23 +7,14 @@ from graphgen.files import present, read_json
 from graphgen.models.published.folder import settings
 
 NEUTRAL: dict[str, Any] = {
-    "typical_p": 1.0,
-    "top_h": None,  # also 1.0 leaves out all but the 100 likeliest
-    "epsilon_cutoff": 0.0,
-    "eta_cutoff": 0.0,
-    "encoder_repetition_penalty": 1.0,
-    "encoder_no_repeat_ngram_size": 0,
-    "exponential_decay_length_penalty": (),
     "diversity_penalty": 0.0,
     "num_beam_groups": 1,
     "guidance_scale": 1.0,
     "penalty_alpha": 0.0,
-    "sequence_bias": (),
     "force_words_ids": (),
     "constraints": (),
     "forced_decoder_ids": (),
     "watermarking_config": (),
-    "remove_invalid_values": False,
     "dola_layers": (),
     "token_healing": False,
     "condition_on_prev_tokens": False,
@@ -36,7 +27,9 @@ NEUTRAL: dict[str, Any] = {
 _SAME = (
     "max_new_tokens min_new_tokens max_length min_length top_p min_p repetition_penalty "
     "no_repeat_ngram_size length_penalty early_stopping renormalize_logits suppress_tokens "
-    "begin_suppress_tokens top_k num_return_sequences max_time"
+    "begin_suppress_tokens top_k num_return_sequences max_time top_h typical_p epsilon_cutoff "
+    "eta_cutoff encoder_repetition_penalty encoder_no_repeat_ngram_size remove_invalid_values "
+    "exponential_decay_length_penalty sequence_bias"
 )
 NAMES = {name: name for name in _SAME.split()} | {
     "num_beams": "beams",

@@ -61,14 +61,15 @@ class Continuation:
     ) -> None:
         self._generator, self._decoder, self.options = generator, generator.decoder, options
         self._begin, self._sources, self._chosen, self._random = begin, sources, chosen, random
-        self._known = begin  # what guesses are looked up in
-        if isinstance(self._decoder, EncoderDecoder) and not self._decoder.hears:
-            copies = options.num_return_sequences
-            self._known = [[*sources[i // copies], *row] for i, row in enumerate(begin)]
+        self._copies = copies = options.num_return_sequences
+        self._read = self._known = begin  # what guesses are looked up in
+        if isinstance(self._decoder, EncoderDecoder):
+            hears = self._decoder.hears
+            self._read = [[] if hears else [*sources[i // copies]] for i in range(len(begin))]
+            self._known = [[*read, *row] for read, row in zip(self._read, begin, strict=True)]
         self._most, self._bend, self._marks, self._effort = most, bend, marks, effort
         self._then = since
         self._strings, self._ends = options.strings, options.ends
-        self._copies = options.num_return_sequences
         self.tokens: list[list[int]] = [[] for _ in begin]
         self._grammar: Grammatical | None = None
         if options.grammar is not None:
@@ -328,6 +329,9 @@ class Continuation:
             forced = options.forced_bos
         free = int(alone and bool(options.forced_bos))
         how: dict[str, Any] = {"step": step, "free": free, "forced": forced, "allowed": allowed}
+        beams = options.beams
+        of = (row // beams * self._copies if beams > 1 else row for row in rows)
+        how["sources"] = [self._read[row] for row in of]
         if (marks := self._marks) is not None:
             how["marks"] = lambda row, own: marks.choose(new[row], own)
         return processed(scores, whole, options, **how)

@@ -25,8 +25,14 @@ _RANGES: dict[str, tuple[type, float, float]] = {
     "top_k": (int, 0, math.inf),
     "top_p": (float, 1e-9, 1),
     "min_p": (float, 0, 1),
+    "top_h": (float, 1e-9, 1),
+    "typical_p": (float, 1e-9, 1),
+    "epsilon_cutoff": (float, 0, 1),
+    "eta_cutoff": (float, 0, 1),
     "repetition_penalty": (float, 1e-9, 1e9),
     "no_repeat_ngram_size": (int, 0, math.inf),
+    "encoder_repetition_penalty": (float, 1e-9, 1e9),
+    "encoder_no_repeat_ngram_size": (int, 0, math.inf),
     "beams": (int, 1, math.inf),
     "length_penalty": (float, -8, 8),
     "seed": (int, 0, math.inf),
@@ -42,6 +48,7 @@ _RANGES: dict[str, tuple[type, float, float]] = {
 """The options that are numbers: their type, the least and the largest value."""
 
 _KINDS = {"language": str, "translate": bool, "timestamps": bool, "renormalize_logits": bool}
+_KINDS["remove_invalid_values"] = bool
 """The options that are a text, True or False."""
 
 _TOKENS = ("stop", "suppress_tokens", "begin_suppress_tokens", "forced_bos", "forced_eos", "eos")
@@ -61,8 +68,17 @@ class GenerationOptions(TypedDict, total=False):
     top_k: int
     top_p: float
     min_p: float
+    top_h: float | None
+    typical_p: float
+    epsilon_cutoff: float
+    eta_cutoff: float
     repetition_penalty: float
     no_repeat_ngram_size: int
+    encoder_repetition_penalty: float
+    encoder_no_repeat_ngram_size: int
+    exponential_decay_length_penalty: tuple[int, float] | None
+    sequence_bias: Sequence[tuple[Sequence[int], float]]
+    remove_invalid_values: bool
     beams: int
     length_penalty: float
     early_stopping: bool | Literal["never"]
@@ -104,8 +120,17 @@ class Options:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    top_h: float | None = None
+    typical_p: float = 1.0
+    epsilon_cutoff: float = 0.0
+    eta_cutoff: float = 0.0
     repetition_penalty: float = 1.0
     no_repeat_ngram_size: int = 0
+    encoder_repetition_penalty: float = 1.0
+    encoder_no_repeat_ngram_size: int = 0
+    exponential_decay_length_penalty: tuple[int, float] | None = None
+    sequence_bias: Sequence[tuple[Sequence[int], float]] = ()
+    remove_invalid_values: bool = False
     beams: int = 1
     length_penalty: float = 1.0
     early_stopping: bool | Literal["never"] = False
@@ -178,6 +203,20 @@ class Options:
                 f"generate: bad_words is {self.bad_words!r:.100}; give lists of tokens{user_line()}"
             )
         object.__setattr__(self, "bad_words", words)
+        pairs = self.sequence_bias
+        biases: list[Any] = [*pairs] if isinstance(pairs, list | tuple) else [None]
+        if not all(map(_is_bias, biases)):
+            raise GraphgenError(
+                f"generate: sequence_bias is {self.sequence_bias!r:.100}; give pairs of a list of "
+                f"tokens and a number{user_line()}"
+            )
+        object.__setattr__(self, "sequence_bias", biases)
+        decay = self.exponential_decay_length_penalty
+        if decay is not None and not _is_decay(decay):
+            raise GraphgenError(
+                f"generate: exponential_decay_length_penalty is {decay!r:.60}; give after how many "
+                f"new tokens it begins, and a factor above 0{user_line()}"
+            )
         given = self.logits_processors
         processors = [given] if callable(given) else listed(given)
         if not all(map(callable, processors)):
@@ -221,9 +260,10 @@ class Options:
 
     def fit(self, vocabulary: int | None) -> None:
         """Raise an error for a token beyond the vocabulary."""
-        for name in (*_TOKENS, "bad_words"):
-            given = getattr(self, name)
-            given = itertools.chain(*given) if name == "bad_words" else given
+        biased = [token for tokens, _ in self.sequence_bias for token in tokens]
+        lists: dict[str, Sequence[int | str]] = {name: getattr(self, name) for name in _TOKENS}
+        lists |= {"bad_words": [*itertools.chain(*self.bad_words)], "sequence_bias": biased}
+        for name, given in lists.items():
             tokens = [t for t in given if not isinstance(t, str)]
             if vocabulary is not None and max(tokens, default=0) >= vocabulary:
                 raise GraphgenError(
@@ -303,3 +343,21 @@ def listed(value: Any) -> list[Any]:
 
 def _is_token(value: Any) -> bool:
     return type(value) is int and value >= 0
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value == value
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list | tuple) and len(value) == 2 and _is_number(value[1])
+
+
+def _is_bias(value: Any) -> bool:
+    if not _is_pair(value) or not isinstance(value[0], list | tuple):
+        return False
+    return bool(value[0]) and all(map(_is_token, value[0]))
+
+
+def _is_decay(value: Any) -> bool:
+    return _is_pair(value) and _is_token(value[0]) and 0 < value[1] < math.inf

@@ -473,6 +473,10 @@ def test_what_is_drawn_depends_on_seed_and_row_alone(generator: Generator) -> No
         ({"top_p": 0.79}, 2),
         ({"min_p": 0.29}, 3),
         ({"min_p": 0.29, "top_k": 2}, 2),
+        ({"typical_p": 0.79}, 2),
+        ({"epsilon_cutoff": 0.1}, 3),
+        ({"eta_cutoff": 0.1}, 3),  # the square root of 0.1, times exp(-1.167): 0.098
+        ({"top_h": 0.7}, 2),
     ],
 )
 def test_chances(options: Any, kept: int) -> None:
@@ -485,6 +489,41 @@ def test_chances(options: Any, kept: int) -> None:
     given = np.bincount(drawn, minlength=5) / 4000
     np.testing.assert_allclose(given, wanted / wanted.sum(), atol=0.03)
     assert not given[wanted == 0].any()
+
+
+def test_biases_and_what_the_source_forbids() -> None:
+    given = np.array([[1.0, 2.0, -4.0, np.inf, np.nan]])
+    for fields, tokens, wanted in (
+        ({"sequence_bias": [[[0], 1.5], ([3, 1], -1)]}, [2, 3], [2.5, 1, -4, np.inf, np.nan]),
+        ({"sequence_bias": [[[0], 1.5], ([3, 1], -1)]}, [3, 2], [2.5, 2, -4, np.inf, np.nan]),
+        ({"encoder_repetition_penalty": 2}, [0], [1, 4, -2, np.inf, np.nan]),
+        ({"encoder_no_repeat_ngram_size": 2}, [0, 1], [1, 2, -np.inf, np.inf, np.nan]),
+        ({"exponential_decay_length_penalty": (1, 3.0), "eos": [1, 2]}, [], [1, 18, 28, 3, 0]),
+    ):
+        finite = np.nan_to_num(given, posinf=3) if "eos" in fields else given
+        more = {} if "eos" in fields else {"logits_processors": lambda _, x: np.nan_to_num(x)}
+        options = Options(**fields, **more)
+        [found] = processed(finite, [tokens], options, step=3, sources=[[1, 2]])
+        np.testing.assert_array_equal(found, np.nan_to_num(np.array(wanted)))
+    [found] = processed(given, [[]], Options(remove_invalid_values=True), step=0)
+    np.testing.assert_array_equal(found, np.nan_to_num(given[0]))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"sequence_bias": [[[1], "a"]]},
+        {"sequence_bias": [[[], 1.0]]},
+        {"sequence_bias": {"1": 2.0}},
+        {"exponential_decay_length_penalty": [2]},
+        {"exponential_decay_length_penalty": [2, 0.0]},
+        {"typical_p": 1.1},
+        {"remove_invalid_values": 1},
+    ],
+)
+def test_what_is_no_bias(fields: dict[str, Any]) -> None:
+    with pytest.raises(GraphgenError, match=f"generate: {next(iter(fields))} is .*; "):
+        Options(**fields)
 
 
 def test_penalties(generator: Generator) -> None:
@@ -520,7 +559,7 @@ def test_defaults_are_those_of_the_folder(folder: Path, greedy: Any, tmp_path: P
 def test_generation_config_alone_says_how_to_choose(folder: Path, tmp_path: Path) -> None:
     """As in transformers: config.json counts where there is no generation_config.json."""
     own = copied(folder, tmp_path / "a", top_k=7, min_length=30)
-    old = {"num_beams": 4, "repetition_penalty": 1.3, "eos_token_id": 5, "typical_p": 0.5}
+    old = {"num_beams": 4, "repetition_penalty": 1.3, "eos_token_id": 5, "penalty_alpha": 0.5}
     (own / "config.json").write_text(json.dumps({**CONFIG, **old}))
     options = read_options(own, temperature=0.5)
     assert (options.beams, options.repetition_penalty, options.eos) == (1, 1.0, [5])
@@ -528,9 +567,9 @@ def test_generation_config_alone_says_how_to_choose(folder: Path, tmp_path: Path
     assert options.min_length == 30
     assert read_options(own, min_new_tokens=2).min_length == 0
     (own / "generation_config.json").unlink()
-    with pytest.raises(GraphgenError, match=r"a.config\.json: typical_p is 0\.5, which has no opt"):
+    with pytest.raises(GraphgenError, match=r"a.config\.json: penalty_alpha is 0\.5, which has no"):
         read_options(own)
-    (own / "config.json").write_text(json.dumps({**CONFIG, **old, "typical_p": 1}))
+    (own / "config.json").write_text(json.dumps({**CONFIG, **old, "penalty_alpha": 0}))
     assert read_options(own).beams == 4
 
 
@@ -538,7 +577,7 @@ def test_generation_config_alone_says_how_to_choose(folder: Path, tmp_path: Path
     "fields", [{"guidance_scale": 0}, {"typical_p": 0}, {"num_beam_groups": 0}, {"top_h": 0}]
 )
 def test_a_zero_is_a_value_too(folder: Path, tmp_path: Path, fields: Any) -> None:
-    with pytest.raises(GraphgenError, match="is 0, which has no option here"):
+    with pytest.raises(GraphgenError, match=r"is 0, which has no option here|is 0; it must be"):
         read_options(copied(folder, tmp_path / "a", **fields))
 
 
@@ -552,7 +591,7 @@ def test_a_field_of_another_kind_is_not_read_as_true(folder, tmp_path, name, val
 
 
 EMPTY: dict[str, Any] = {
-    "sequence_bias": {},
+    "sequence_bias": None,
     "watermarking_config": {},
     "constraints": None,
     "max_time": None,

@@ -172,6 +172,18 @@ SOURCE_SEARCHES: dict[str, dict[str, Any]] = {
         "length_penalty": 2.0,
         "eos_token_id": MANY,
     },
+    "of the source": {
+        "encoder_no_repeat_ngram_size": 1,
+        "exponential_decay_length_penalty": [4, 1.2],
+        "sequence_bias": [[[40], 3.0], [[40, 41], 9.0]],
+        "eos_token_id": MANY,
+    },
+    "beams, of the source": {
+        "num_beams": 3,
+        "encoder_no_repeat_ngram_size": 2,
+        "encoder_repetition_penalty": 1.6,
+        "suppress_tokens": [1],  # the padding, which is a part of the source in transformers
+    },
 }
 
 
