@@ -157,6 +157,8 @@ def relative_rms(given: np.ndarray, wanted: np.ndarray) -> float:
     """‖given - wanted‖ / ‖wanted‖; infinite if shapes differ or anything is not finite."""
     if given.shape != wanted.shape:
         return float("inf")
+    if not given.size:
+        return 0.0
     error = float(np.linalg.norm(given - wanted) / np.linalg.norm(wanted))
     return error if np.isfinite(error) else float("inf")
 

@@ -20,6 +20,8 @@ class FileSizes(ShapeInferenceContext):
         super().__init__(*args, **kwargs)
         self.graph: ir.Graph | None = None
         self.emptied: dict[str, str] = {}  # by size: the symbol with which it is 0
+        # By size: the one that a reshape gives it, and that of x, which it keeps where that is 0.
+        self.kept: dict[str, tuple[ir.SymbolicDim, int | ir.SymbolicDim]] = {}
         # Sizes that a reshape to numbers, or a sum, shows to be another one in every run.
         self.fixed: dict[str, int | ir.SymbolicDim] = {}
         self.least: dict[str, int] = {}  # of sizes without the numbers that are added to them

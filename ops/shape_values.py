@@ -390,6 +390,10 @@ def _keep_where_empty(node: ir.Node, wanted: tuple[Dim, ...], context: FileSizes
             wrong |= empty
     give_up(y, sorted(wrong), context)
     context.emptied |= {str(y.shape[i]): emptied[i] for i in wrong & emptied.keys()}
+    for i in wrong if not node.attributes.get_int("allowzero", 0) else ():
+        size = wanted[i]
+        if isinstance(size, ir.SymbolicDim) and i < len(x.shape) and _is_size(size):
+            context.kept[str(y.shape[i])] = size, x.shape[i]
 
 
 def _as_text(size: Dim, text: str) -> Dim:

@@ -73,7 +73,7 @@ def broadcast(shapes: Sequence[ir.Shape], context: ShapeInferenceContext) -> ir.
 def _decisive(dims: Sequence[Dim]) -> Dim | None:
     """The dimension that the result has, though others may be 1: it is not, unless all are."""
     for dim in dims:
-        if _is_above_one(dim):
+        if is_above_one(dim):
             return dim
         name = str(dim)
         rest = found[1] if (found := _CUT.fullmatch(name)) else name
@@ -84,7 +84,7 @@ def _decisive(dims: Sequence[Dim]) -> Dim | None:
     return None
 
 
-def _is_above_one(size: Dim) -> bool:
+def is_above_one(size: Dim) -> bool:
     """Whether a size is never 1, and 0 only where it is a multiple."""
     return bool(_NEVER_ONE.fullmatch(str(size))) or smallest(str(size)) > 1
 
@@ -105,7 +105,7 @@ def broadcast_partner(dims: Sequence[Dim]) -> Dim | None:
     Min(n, s) equals s in this sense: if they differ, it is not 1, so nothing broadcasts. Slicing a
     table of n positions gives such a size. Nor is 4*b ever 1.
     """
-    if all(map(_is_above_one, dims)):
+    if all(map(is_above_one, dims)):
         return dims[0]
     for dim in dims:
         cut = re.compile(rf"Min\((\d{{2,}}|[2-9]), {re.escape(str(dim))}\)")
@@ -291,7 +291,8 @@ def _expect_elements(
 ) -> None:
     """The runtime refuses to broadcast 0 with 4: so a symbol with which a size is 0 never is.
 
-    Nor n with Min(9, n) where they differ: so they are equal in a graph that always does so.
+    Nor n with Min(9, n) where they differ: so they are equal in a graph that always does so. So is
+    n, where a reshape kept 2 if n is 0.
     """
     if isinstance(context, FileSizes) and node.graph is not None and node.graph is context.graph:
         for dims in zip_longest(*map(reversed, shapes), fillvalue=1):
@@ -300,6 +301,10 @@ def _expect_elements(
             if common is not None and all(map(is_named, sizes)):
                 common = next((d for d in sizes if isinstance(d, int)), common)
                 context.fixed.update({str(d): common for d in sizes if not same_dim(d, common)})
+            for d in sizes:
+                size, own = context.kept.get(str(d), (None, 1))
+                if size is not None and size in sizes and is_above_one(own):
+                    context.fixed[str(d)] = size
             if any(isinstance(d, int) and d > 1 for d in dims):
                 found = (context.emptied.get(str(d)) for d in dims)
                 for symbol in filter(None, found):

@@ -20,7 +20,7 @@ from graphgen.op import find_op, is_a, read_attributes
 from graphgen.ops.elementwise import add, logical_and, logical_not, maximum, where
 from graphgen.ops.layout import dim, lowest_of, numpy_dtype
 from graphgen.ops.linalg import fused_matmul, matmul
-from graphgen.ops.shapes import broadcast_partner
+from graphgen.ops.shapes import broadcast_partner, is_above_one
 from graphgen.ops.softmax import softmax
 from graphgen.recognize.axes import (
     LAYOUT,
@@ -36,7 +36,15 @@ from graphgen.recognize.axes import (
     size_text,
     unify,
 )
-from graphgen.recognize.masks import ALWAYS, CAUSAL, meaning, repeated_scalar
+from graphgen.recognize.masks import (
+    ALWAYS,
+    CAUSAL,
+    hides,
+    is_low,
+    is_tame,
+    meaning,
+    repeated_scalar,
+)
 from graphgen.traits import Trait, has
 from graphgen.value import Tensor, adopt, graph_value
 
@@ -218,7 +226,7 @@ class Scores:
             return Miss(f"the scores are cast to {describe(node.outputs[0])}, wanted floats")
         elif node.op_type == "Max":
             low = scalar(node.inputs[-1]) if len(node.inputs) == 2 else None
-            if low is None or not _is_low(low * factor, node):
+            if low is None or not is_low(low * factor, node):
                 given = content_of(node.inputs[-1])
                 return Miss(f"the scores are at least {given}, wanted the lowest number or none")
             self.floor = True
@@ -229,7 +237,7 @@ class Scores:
             return self._add(node, bias, factor, capped)
         elif node.op_type == "Where":
             low = repeated_scalar(node.inputs[3 - i])
-            if low is None or not _is_low(low * factor, node, -0.9e9) or capped:
+            if low is None or not is_low(low * factor, node, -0.9e9) or capped:
                 given = content_of(node.inputs[3 - i]) + " before the softcap" * capped
                 wanted = "wanted -infinity or as low" + " after it" * capped
                 return Miss(f"Where chooses between the scores and {given}, {wanted}")
@@ -262,14 +270,14 @@ class Scores:
             condition, a, b = choice.inputs
             for kept, masked, negated in ((a, b, False), (b, a, True)):
                 low = repeated_scalar(masked)
-                if low is not None and _is_zero(kept) and _is_low(low * factor, node):
+                if low is not None and _is_zero(kept) and is_low(low * factor, node):
                     self.lows.append(low * factor)
                     return self._keep(node, condition, negated)
         if capped:
             return Miss("a bias is added before the softcap, wanted after")
         sign = -1.0 if node.op_type == "Sub" else 1.0
-        self.floor |= _hides(bias, factor * sign)
-        self.unknown += not _is_tame(bias, factor * sign)
+        self.floor |= hides(bias, factor * sign)
+        self.unknown += not is_tame(bias, factor * sign)
         return self._term(self.biases, node, bias, factor=factor * sign)
 
     def _keep(self, node: ir.Node, condition: ir.Value | None, negated: bool) -> Miss | None:
@@ -303,11 +311,13 @@ class Scores:
         if view is None or full is None or len(view.dims) > len(self.dims):
             shape = describe(node.outputs[0])
             return Miss(f"a mask is {describe(value)} where the scores are {shape}")
-        dims = [*view.dims]
+        dims, loose = [*view.dims], False
         pairs = zip(reversed(view.dims), reversed(self.dims), strict=False)
         for j, (own, wanted) in enumerate(pairs, 1):
             d, size = value.shape[-j], full[-j]
             known = is_told(d) and is_told(size) and broadcast_partner((d, size)) is None
+            if own and known and isinstance(d, ir.SymbolicDim) and is_above_one(size):
+                known, loose = False, loose or not is_always(d, size)
             scores = [axis.size for axis in leaves(wanted)]
             if own and len(scores) == 1 and same_dim(scores[0], size) and is_one_beside(d, size):
                 dims[-j] = []
@@ -315,11 +325,11 @@ class Scores:
             if own and not unify(own, wanted, equal=not known):
                 return Miss(f"a mask has {d} where the scores have {size}")
             named = own and len(scores) == 1 and is_told(d) and is_told(scores[0])
-            named = named and not is_always(d, scores[0])
+            named = named and not is_always(d, scores[0]) and not is_above_one(scores[0])
             if named and broadcast_partner((d, *scores)) is None:
                 problem = f"a mask has {d} where the scores have {scores[0]}"
                 self.unequal.append((wanted, dim(adopt(value), len(view.dims) - j), problem))
-        terms.append(Term(value, replace(view, dims=dims), **kind))
+        terms.append(Term(value, replace(view, dims=dims), loose=loose, **kind))
         return None
 
     def mask(self, target: Dims) -> "Mask | Miss":
@@ -331,7 +341,7 @@ class Scores:
         keeps = {term.key(): term for term in self.keeps}
         guarded = keeps.keys() == {term.key() for term in self.guards}
         meanings = {
-            key: "" if term.negated else meaning(term.value, term.view, target)
+            key: "" if term.negated or term.loose else meaning(term.value, term.view, target)
             for key, term in keeps.items()
         }
         keeps = {key: term for key, term in keeps.items() if meanings[key] != ALWAYS}
@@ -385,12 +395,16 @@ class Mask(NamedTuple):
 
 @dataclass
 class Term:
-    """A mask or bias: its value and axes, what multiplies it, whether it says what to hide."""
+    """A mask or bias: its value and axes, what multiplies it, whether it says what to hide.
+
+    If it is `loose`, it may have 1 where the scores have more; the operator repeats it along them.
+    """
 
     value: Any
     view: View
     factor: float = 1.0
     negated: bool = False
+    loose: bool = False
 
     def key(self) -> object:
         """A key that is equal for the same value along the same axes; constants by content."""
@@ -416,33 +430,9 @@ class Term:
         fits = all(g in ([], w) for g, w in zip(given, wanted, strict=False))
         whole = len(given) <= len(target) and fits
         x = adopt(self.value) if whole else self.view.arranged(target, known)
-        if x is None:
+        if x is None or (self.loose and not whole):
             return None
         return logical_not(x) if self.negated else x if self.factor == 1.0 else x * self.factor
-
-
-def _is_low(number: float, node: ir.Node, limit: float = -1e30) -> bool:
-    """Whether exp of scores plus this number is 0, whatever they are; -6e4 is so in float16."""
-    half = node.outputs[0].dtype == ir.DataType.FLOAT16
-    return number < (-6e4 if half else limit)
-
-
-def _hides(bias: ir.Value | None, factor: float) -> bool:
-    """Whether a bias is such a low number, times something that may be 0 or 1."""
-    while (node := produced_by(bias, "Mul", "Cast", *LAYOUT)) is not None:
-        c = scalar(node.inputs[1]) if node.op_type == "Mul" else None
-        if c is not None and c * factor < -1e30:
-            return True
-        bias = node.inputs[0]
-    return False
-
-
-def _is_tame(bias: ir.Value | None, factor: float) -> bool:
-    """Whether a bias consists of constants, or comes from a table of them, and none hides."""
-    while (node := produced_by(bias, "Gather", *LAYOUT)) is not None:
-        bias = node.inputs[0]
-    content = constant(bias)
-    return content is not None and bool(np.all(content * factor > lowest_of(content) / 4))
 
 
 PRODUCTS = (matmul, fused_matmul)
@@ -482,7 +472,8 @@ def multiplied(product: ir.Node, a: View, b: View) -> Dims | Miss:
         own, other = (v.dims[-i] if len(v.dims) >= i else [] for v in (a, b))
         if own and other:
             sizes = [shape[-i] for shape in shapes]
-            if not unify(own, other, equal=broadcast_partner(sizes) is not None):
+            equal = broadcast_partner(sizes) is not None or is_always(*sizes)
+            if not unify(own, other, equal=equal):
                 return Miss(f"the batches {sizes[0]} and {sizes[1]} may differ")
         batch.insert(0, own or other)
     return [*batch, a.dims[-2], b.dims[-1]]

@@ -101,3 +101,83 @@ main (float[b, 2, n, 8] x, float[b, 1, n, n] bias, bool c) => (float[b, 2, m, 8]
             continue
         [wanted], [got] = run_plain(model, feeds), run_plain(best, feeds)
         assert wanted.shape == got.shape and relative_rms(wanted, got) < ROUNDING
+
+
+@pytest.mark.parametrize(("rows", "fused"), [("2", True), ("3*m", True), ("m", False)])
+def test_a_product_tells_that_two_batches_are_one(rows: str, fused: bool, tmp_path: Path) -> None:
+    """Q takes its batch from K; if that is 0, a reshape keeps Q's own, which has to be 1 for V."""
+    proto = onnx.parser.parse_model("""
+<ir_version: 9, opset_import: ["" : 18]>
+main (float[r, t, 16] x, float[b, s, 16] k) => (float[p, 2, u, 8] y)
+<int64[3] heads = {-1, 2, 8}, int64[4] apart = {0, 0, 2, 8}> {
+   batch = Shape <start = 0, end = 1> (k)
+   sizes = Concat <axis = 0> (batch, heads)
+   q = Reshape (x, sizes)
+   v = Reshape (k, apart)
+   left = Transpose <perm = [0, 2, 1, 3]> (q)
+   right = Transpose <perm = [0, 2, 3, 1]> (v)
+   values = Transpose <perm = [0, 2, 1, 3]> (v)
+   scores = MatMul (left, right)
+   w = Softmax (scores)
+   y = MatMul (w, values)
+}""")
+    size = proto.graph.input[0].type.tensor_type.shape.dim[0]
+    size.dim_param = rows
+    if rows.isdigit():
+        size.dim_value = int(rows)
+    onnx.save(proto, tmp_path / "graph.onnx")
+    model = gg.load(tmp_path / "graph.onnx")
+    best = gg.optimize(model, target="cpu").model
+    assert count_operators(best).get("Attention", 0) == fused
+    random, sizes = np.random.default_rng(0), {"2": [(2, 2), (2, 1)], "3*m": [(6, 6), (3, 1)]}
+    for r, b in sizes.get(rows, [(2, 2), (1, 0)]):
+        shapes = {"x": (r, 5, 16), "k": (b, 4, 16)}
+        feeds = {key: random.standard_normal(dims, np.float32) for key, dims in shapes.items()}
+        [wanted], [got] = run_plain(model, feeds), run_plain(best, feeds)
+        assert wanted.shape == got.shape and (not b or relative_rms(wanted, got) < ROUNDING)
+
+
+OF_INPUT = "a = Add (scores, m)"
+TRIANGLE = """
+   end = Size (m)
+   places = Range (start, end, step)
+   column = Unsqueeze (places, first)
+   row = Unsqueeze (places, last)
+   keep = LessOrEqual (column, row)
+   a = Where (keep, scores, low)"""
+SOME = "c = Greater (m, zero) a = Where (c, scores, low)"
+MASKS: dict[str, tuple[str, str, list[tuple[int, tuple[int, ...]]], bool]] = {
+    "a bias": ("b, 1, t, n", OF_INPUT, [(3, (2, 1, 3, 12)), (3, (2, 1, 3, 1))], True),
+    "of a key": ("n", SOME, [(3, (12,)), (3, (1,))], True),
+    "of heads": ("b, n, t, 12", OF_INPUT, [(3, (2, 2, 3, 12)), (3, (2, 1, 3, 12))], True),
+    "a triangle": ("t", TRIANGLE, [(12, (12,)), (1, (1,))], True),
+    "of more rows": ("b, 1, 12, n", OF_INPUT, [(12, (2, 1, 12, 1)), (1, (2, 1, 12, 12))], False),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_a_mask_has_one_or_all_where_the_scores_have_a_number(name: str, tmp_path: Path) -> None:
+    """A trace has made 12 keys of t: beside them a mask of n has 12, or 1, which is repeated."""
+    dims, nodes, runs, fused = MASKS[name]
+    proto = onnx.parser.parse_model(f"""
+<ir_version: 9, opset_import: ["" : 18]>
+main (float[b, 2, t, 8] q, float[b, 2, 12, 8] k, float[b, 2, 12, 8] v, float[{dims}] m)
+   => (float[b, 2, u, 8] y)
+<float zero = {{-0.5}}, float low = {{-3e38}}, int64 start = {{0}}, int64 step = {{1}},
+   int64[1] first = {{0}}, int64[1] last = {{1}}> {{
+   turned = Transpose <perm = [0, 1, 3, 2]> (k)
+   scores = MatMul (q, turned)
+   {nodes}
+   w = Softmax (a)
+   y = MatMul (w, v)
+}}""")
+    onnx.save(proto, tmp_path / "graph.onnx")
+    model = gg.load(tmp_path / "graph.onnx")
+    best = gg.optimize(model, target="cpu").model
+    assert count_operators(best).get("Attention", 0) == fused
+    random = np.random.default_rng(0)
+    for rows, shape in runs:
+        given = {"q": (2, 2, rows, 8), "k": (2, 2, 12, 8), "v": (2, 2, 12, 8), "m": shape}
+        feeds = {key: random.standard_normal(d, np.float32) for key, d in given.items()}
+        [wanted], [got] = run_plain(model, feeds), run_plain(best, feeds)
+        assert wanted.shape == got.shape and relative_rms(wanted, got) < ROUNDING
