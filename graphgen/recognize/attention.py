@@ -33,7 +33,7 @@ from graphgen.recognize.scores import (
     products_above,
     weights_of,
 )
-from graphgen.value import Tensor, adopt
+from graphgen.value import Tensor, adopt, graph_value
 
 
 @scaled_dot_product_attention.recognize("MatMul", str(fused_matmul), "Attention", str(einsum))
@@ -69,7 +69,7 @@ def _(node: ir.Node) -> Rewrite | Miss | None:
 
 
 def _sinks_attended(node: ir.Node) -> Rewrite | Miss | None:
-    """A product with V whose weights are all but the last of a softmax over scores and sinks."""
+    """A product with V whose weights are those of scores in a softmax over them and sinks."""
     missed: Miss | None = None
     for i, value in enumerate(node.inputs):
         cut = produced_by(value, slice_)
@@ -80,10 +80,10 @@ def _sinks_attended(node: ir.Node) -> Rewrite | Miss | None:
         sinks = _sinks(cut, softmax_node, join)
         if isinstance(sinks, Miss):
             return sinks
-        for product, steps in products_above(join.inputs[0]):
+        for product, steps in products_above(join.inputs[sinks[1]]):
             found = Scores.of(product, steps, softmax_node)
             if not isinstance(found, Miss):
-                found.sinks, found.guards = sinks, [*found.keeps]  # hidden rows give zeros
+                found.sinks, found.guards = sinks[0], [*found.keeps]  # hidden rows give zeros
             outcome = found if isinstance(found, Miss) else _rewrite(node, i, found)
             if isinstance(outcome, Rewrite):
                 return outcome
@@ -91,29 +91,34 @@ def _sinks_attended(node: ir.Node) -> Rewrite | Miss | None:
     return missed
 
 
-def _sinks(cut: ir.Node, softmax_node: ir.Node, join: ir.Node) -> ir.Value | Miss:
-    """Scores of heads, (H, 1, 1) or (1, H, 1, 1), that become the last column, which is cut off."""
+def _sinks(cut: ir.Node, softmax_node: ir.Node, join: ir.Node) -> tuple[ir.Value, int] | Miss:
+    """Scores of H heads, the first or the last column, which is cut off; and which input is left.
+
+    They are (1, H, 1, 1), or what becomes that, and repeated for batches and queries.
+    """
     rank = len(join.outputs[0].shape or ())
     along = {
         softmax_node.attributes.get_int("axis", -1) % max(rank, 1),
         join.attributes["axis"].as_int() % max(rank, 1),
     }
-    column = produced_by(join.inputs[1], expand)
-    source = None if column is None else column.inputs[0]
-    heads = join.outputs[0].shape[1] if rank == 4 and join.outputs[0].shape else None
-    shape = None if source is None or source.shape is None else [*source.shape]
-    wanted = [1, heads, 1, 1]
-    if along != {rank - 1} or source is None or shape not in (wanted, wanted[1:]):
-        return Miss(f"a softmax over joined scores, {describe(join.inputs[1])}; wanted sinks")
     given = [constant(x) for x in cut.inputs[1:] if x is not None]
     bounds = [None if x is None else x.reshape(-1).tolist() for x in given]
+    last = bounds[:2] == [[0], [-1]]
+    first = bounds[:1] == [[1]] and bounds[1:2] == [[np.iinfo(np.int64).max]]
+    if not (last or first) or bounds[2:3] not in ([[-1]], [[3]]) or bounds[3:] not in ([], [[1]]):
+        return Miss("more or less than one column of the weights is cut off")
+    column = join.inputs[1 if last else 0]
+    view = None if column is None else View.of(column)
+    own = [] if view is None else [leaves(d) for d in view.axes if d]
     if (
-        bounds[:2] != [[0], [-1]]
-        or bounds[2:3] not in ([[-1]], [[3]])
-        or bounds[3:] not in ([], [[1]])
+        view is None
+        or along != {rank - 1}
+        or rank != 4
+        or view.dims[3]
+        or own != [leaves(view.dims[1])]
     ):
-        return Miss("more or less than the last of the weights is cut off")
-    return source
+        return Miss(f"a softmax over joined scores, {describe(column)}; wanted sinks")
+    return graph_value(view.source), 0 if last else 1
 
 
 def _rewrite(node: ir.Node, i: int, scores: Scores) -> Rewrite | Miss:
@@ -143,6 +148,9 @@ def _rewrite(node: ir.Node, i: int, scores: Scores) -> Rewrite | Miss:
             laid.longest.append(size)
         elif not kept or leaves(axis) != leaves(scores.key):
             return Miss(f"{reason}, either of which may be 1")
+    if scores.sinks is not None and leaves(scores.dims[1]) != laid.heads:
+        of = f"{size_text(scores.dims[1])} where the heads are {size_text(laid.heads)}"
+        return Miss(f"the sinks are those of {of}, wanted one for each head")
     views = (scores.q, scores.k, v)
     ends = [*(view.source for view in views), *scores.ends]
     dtypes = {view.source.dtype for view in views}

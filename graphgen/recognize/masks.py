@@ -9,8 +9,7 @@ import onnx_ir as ir
 from graphgen.graph import constant, is_float, present_inputs, produced_by, scalar
 from graphgen.match import Miss
 from graphgen.operands import Array
-from graphgen.ops.layout import lowest_of
-from graphgen.recognize.axes import LAYOUT, Dims, View, leaves
+from graphgen.recognize.axes import Dims, View, leaves
 from graphgen.recognize.sampled import Sampled
 from graphgen.value import graph_value
 
@@ -207,27 +206,3 @@ def _kept(value: ir.Value, known: dict[ir.Value, Array], sizes: dict[str, int]) 
     if array is None or array.dtype == bool:
         return array
     return np.equal(array, 0) if np.all((array == 0) | (array < -1e9)) else None
-
-
-def is_low(number: float, node: ir.Node, limit: float = -1e30) -> bool:
-    """Whether exp of scores plus this number is 0, whatever they are; -6e4 is so in float16."""
-    half = node.outputs[0].dtype == ir.DataType.FLOAT16
-    return number < (-6e4 if half else limit)
-
-
-def hides(bias: ir.Value | None, factor: float) -> bool:
-    """Whether a bias is such a low number, times something that may be 0 or 1."""
-    while (node := produced_by(bias, "Mul", "Cast", *LAYOUT)) is not None:
-        c = scalar(node.inputs[1]) if node.op_type == "Mul" else None
-        if c is not None and c * factor < -1e30:
-            return True
-        bias = node.inputs[0]
-    return False
-
-
-def is_tame(bias: ir.Value | None, factor: float) -> bool:
-    """Whether a bias consists of constants, or comes from a table of them, and none hides."""
-    while (node := produced_by(bias, "Gather", *LAYOUT)) is not None:
-        bias = node.inputs[0]
-    content = constant(bias)
-    return content is not None and bool(np.all(content * factor > lowest_of(content) / 4))

@@ -36,15 +36,8 @@ from graphgen.recognize.axes import (
     size_text,
     unify,
 )
-from graphgen.recognize.masks import (
-    ALWAYS,
-    CAUSAL,
-    hides,
-    is_low,
-    is_tame,
-    meaning,
-    repeated_scalar,
-)
+from graphgen.recognize.bounds import hides, is_low, is_tame, largest
+from graphgen.recognize.masks import ALWAYS, CAUSAL, meaning, repeated_scalar
 from graphgen.traits import Trait, has
 from graphgen.value import Tensor, adopt, graph_value
 
@@ -151,6 +144,7 @@ class Scores:
         self.biases: list[Term] = []
         self.rows: list[Term] = []  # a factor for each query
         self.lows: list[float] = []
+        self.bounds: dict[ir.Value, float] = {}  # if a number is low beside these scores alone
         self.sinks: ir.Value | None = None  # a score of each head more, without a value
         # Axes that a mask may lengthen, with its size and the reason not to take it.
         self.unequal: list[tuple[Dim, Any, str]] = []
@@ -234,16 +228,27 @@ class Scores:
             x, bias = node.inputs[i], node.inputs[1 - i]
             if x is not None and _is_zero(bias) and same_shape(x.shape, node.outputs[0].shape):
                 return None  # 0 and -0 have one exp
+            if self.bounds:
+                return Miss(f"{content_of(bias)} is added after a mask, wanted before it")
             return self._add(node, bias, factor, capped)
         elif node.op_type == "Where":
             low = repeated_scalar(node.inputs[3 - i])
-            if low is None or not is_low(low * factor, node, -0.9e9) or capped:
+            if low is None or capped or not self._is_hidden(node, i, low, factor):
                 given = content_of(node.inputs[3 - i]) + " before the softcap" * capped
                 wanted = "wanted -infinity or as low" + " after it" * capped
                 return Miss(f"Where chooses between the scores and {given}, {wanted}")
-            self.lows.append(low * factor)
+            if low * factor not in self.lows:
+                self.lows.append(low * factor)
             return self._keep(node, node.inputs[0], negated=i == 2)
         return None
+
+    def _is_hidden(self, node: ir.Node, i: int, low: float, factor: float) -> bool:
+        """Whether exp of a number is 0 beside scores: that of -1e9, or as their bounds show it."""
+        if is_low(low * factor, node, -0.9e9):
+            return True
+        bound = largest(node.inputs[i], self.bounds)
+        self.bounds[node.outputs[0]] = bound  # of what is not hidden
+        return (low + bound) * factor < -1000
 
     def _maximum(self, difference: ir.Node) -> Dims | None:
         """The axes along which the scores' own maximum is subtracted, as CogView does; or None."""
@@ -374,6 +379,8 @@ class Scores:
             caveat = twice if len(self.lows) + self.unknown > 1 else ""
             return Mask(bias, is_attribute, in_words, caveat)
         sound = alone or (guarded and not self.biases) or (not keeps and fixed)
+        if self.bounds and not sound:
+            return Miss(f"a row that is masked entirely has {self.lows[0]:g}, wanted -infinity")
         caveat = "" if sound else "a row that is masked entirely would give zeros"
         if keep is not None and bias is not None:
             keep = where(keep, bias, lowest_of(bias))

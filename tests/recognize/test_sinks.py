@@ -52,6 +52,14 @@ def as_column(q: Any, k: Any, v: Any) -> Any:
     return ops.slice_(weights, [0], [-1], [-1]) @ v
 
 
+def first_column(q: Any, k: Any, v: Any) -> Any:
+    """As x-transformers writes it: in front, repeated before it gets its last axis."""
+    s = scores(q, k)
+    column = ops.expand(SINKS.reshape(1, H, 1), [ops.dim(s, 0), 1, ops.dim(s, 2)])
+    weights = ops.softmax(ops.concat(ops.unsqueeze(column, [-1]), s, axis=-1))
+    return ops.slice_(weights, [1], [np.iinfo(np.int64).max], [-1]) @ v
+
+
 def other_scores(q: Any, k: Any, v: Any) -> Any:
     s = scores(q, k)
     return (ops.softmax(s) @ v) * left(s * 0.9)
@@ -101,7 +109,7 @@ def sites(report: Any, name: str) -> list[tuple[str, str]]:
     return [(s.status, s.reason) for p in report.passes if p.name == name for s in p.sites]
 
 
-@pytest.mark.parametrize("body", [as_factor, kept_dimensions, as_column])
+@pytest.mark.parametrize("body", [as_factor, kept_dimensions, as_column, first_column])
 def test_sinks_are_one_score_more(body: Any) -> None:
     model = build(body, primitives=False, q=HEADS, k=HEADS, v=HEADS)
     best = optimize(model, verify=True)
@@ -131,3 +139,40 @@ def test_near_misses_stay(body: Any) -> None:
     assert count_operators(best.model)["ReduceLogSumExp"] == 1
     before, after = (run_plain(to_bytes(m), feeds(D)) for m in (model, best.model))
     assert relative_rms(after[0], before[0]) < 1e-6
+
+
+def two_columns_off(q: Any, k: Any, v: Any) -> Any:
+    s = scores(q, k)
+    column = ops.expand(SINKS.reshape(1, H, 1, 1), [ops.dim(s, 0), 1, ops.dim(s, 2), 1])
+    return ops.slice_(ops.softmax(ops.concat(s, column, axis=-1)), [1], [-1], [-1]) @ v[:, :, 1:]
+
+
+def of_queries(q: Any, k: Any, v: Any) -> Any:
+    s = scores(q, k)
+    column = ops.expand(
+        np.arange(D, dtype=np.float32).reshape(1, 1, D, 1), [ops.dim(s, 0), H, 1, 1]
+    )
+    return ops.slice_(ops.softmax(ops.concat(s, column, axis=-1)), [0], [-1], [-1]) @ v
+
+
+def of_batches(q: Any, k: Any, v: Any) -> Any:
+    """Heads are the first axis, as they lie beside the features."""
+    rows = [ops.reshape(ops.transpose(x, perm=[0, 2, 1, 3]), [H, -1, H * D]) for x in (q, k, v)]
+    first = [ops.transpose(ops.reshape(x * 2.0, [H, -1, H, D]), perm=[2, 0, 1, 3]) for x in rows]
+    s = first[0] @ ops.swap_last(first[1])
+    column = ops.expand(SINKS.reshape(1, H, 1, 1), [H, 1, ops.dim(s, 2), 1])
+    joined = ops.softmax(ops.concat(s, column, axis=-1))
+    return ops.slice_(joined, [0], [-1], [-1]) @ first[2]
+
+
+OTHERS = [(two_columns_off, "b", D, "one column"), (of_queries, "b", D, "wanted sinks")]
+
+
+@pytest.mark.parametrize(
+    ("body", "batch", "length", "reason"), [*OTHERS, (of_batches, H, "t", "one for each head")]
+)
+def test_other_columns_are_no_sinks(body: Any, batch: Any, length: Any, reason: str) -> None:
+    sizes = gg.float32[batch, H, length, D]
+    model = build(body, primitives=False, q=sizes, k=sizes, v=sizes)
+    [(status, why)] = sites(optimize(model).report, "fuse_attention")
+    assert status == "missed" and reason in why
