@@ -23,7 +23,9 @@ OLDER := 1.16.3 1.23.2 webgpu-1.25.1
 NEWEST_OF := onnxruntime onnx onnx-ir onnxscript
 HERE := not parity and not checkers and not cuda and not webgpu
 TESTS := $(HERE) and not exhaustive
-PIP_INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# What no test imports is never compiled, which takes pip longer than all else it does.
+PIP := -m pip install --quiet --disable-pip-version-check --no-compile
+PIP_INSTALL := $(PIP) -c constraints.txt
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -47,9 +49,8 @@ test: $(VENV)/.ready-test ## all tests except those that need torch or a GPU
 test-newest: $(NEWEST)/bin/python ## the same tests with the newest onnxruntime, onnx, onnx-ir and onnxscript
 	@echo "make: installing graphgen-onnx[cpu,test] and the newest $(NEWEST_OF) into $(NEWEST)"
 	@grep -vE "$$(printf '^%s==|' $(NEWEST_OF))^$$" constraints.txt > $(NEWEST)/constraints.txt
-	@$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check \
-	    -c $(NEWEST)/constraints.txt -e '.[cpu,test]'
-	@$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade $(NEWEST_OF)
+	@$(NEWEST)/bin/python $(PIP) -c $(NEWEST)/constraints.txt -e '.[cpu,test]'
+	@$(NEWEST)/bin/python $(PIP) --upgrade $(NEWEST_OF)
 	@$(NEWEST)/bin/python -m pip freeze | grep '^onnx'
 	$(NEWEST)/bin/python -m pytest -n 2 --dist loadfile -m "$(TESTS)"
 
@@ -94,10 +95,10 @@ test-reported: $(VENV)/.ready-test $(OLDER:%=.venv-onnxruntime-%/.ready) ## bise
 # pytest as a program, not as a module: this folder must not hide what is installed.
 test-wheel: ## build sdist and wheel into dist/, and try the wheel in a new environment: make test-wheel PYTHON=python3.13
 	@rm -rf $(RELEASE) dist && $(MAKE) --no-print-directory $(RELEASE)/bin/python
-	@$(RELEASE)/bin/python -m pip install --quiet --disable-pip-version-check build twine pytest
+	@$(RELEASE)/bin/python $(PIP) build twine pytest
 	$(RELEASE)/bin/python -m build
 	$(RELEASE)/bin/python -m twine check --strict dist/*
-	@$(RELEASE)/bin/python -m pip install --quiet --disable-pip-version-check "$$(echo dist/*.whl)[cpu,html]"
+	@$(RELEASE)/bin/python $(PIP) "$$(echo dist/*.whl)[cpu,html]"
 	cd tests && ../$(RELEASE)/bin/python -P -c "import graphgen; print(graphgen.__file__)" | grep site-packages
 	$(RELEASE)/bin/pytest -p no:cacheprovider tests/test_readme.py
 
@@ -184,7 +185,7 @@ $(PARITY)/.ready-%: pyproject.toml constraints.txt | $(PARITY)/bin/python
 # Without a wheel (there are none above Python 3.12) there is no client to test, and no failure.
 $(OFFICIAL)/.ready: | $(OFFICIAL)/bin/python
 	@echo "make: installing onnxruntime-training-cpu 1.19.2 into $(OFFICIAL)"
-	@$(OFFICIAL)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+	@$(OFFICIAL)/bin/python $(PIP) --no-deps \
 	    onnxruntime-training-cpu==1.19.2 "numpy<2" && touch $@ || { echo "make: skipped:" \
 	    "onnxruntime-training-cpu 1.19.2 cannot be installed for $$($(OFFICIAL)/bin/python -V);" \
 	    "give PYTHON=python3.12"; rm -rf $(OFFICIAL); }
@@ -192,14 +193,14 @@ $(OFFICIAL)/.ready: | $(OFFICIAL)/bin/python
 # Without a wheel (1.16.3 has none above Python 3.11) its faults are skipped, and nothing fails.
 .venv-onnxruntime-%/.ready: | .venv-onnxruntime-%/bin/python
 	@echo "make: installing onnxruntime $* into $(@D)"
-	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check onnxruntime==$* "numpy<2" && touch $@ || \
+	@$(@D)/bin/python $(PIP) onnxruntime==$* "numpy<2" && touch $@ || \
 	    { echo "make: skipped: onnxruntime $* cannot be installed for $$($(@D)/bin/python -V); give PYTHON=python3.11"; \
 	    rm -rf $(@D); }
 
 # WebGPU is built into this one. The tests put its folder before the installed onnxruntime.
 .venv-onnxruntime-webgpu-%/.ready: | $(BIN)/python
 	@echo "make: installing onnxruntime-webgpu $* into $(@D)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(@D) \
+	@$(BIN)/python $(PIP) --no-deps --target $(@D) \
 	    onnxruntime-webgpu==$* && touch $@ || { echo "make: skipped: onnxruntime-webgpu $* cannot be" \
 	    "installed for $$($(BIN)/python -V)"; rm -rf $(@D); }
 
@@ -218,7 +219,7 @@ $(GENAI)/.ready: | $(GENAI)/bin/python
 # This client needs transformers 4; constraints.txt has 5.
 $(OPTIMUM)/.ready: | $(OPTIMUM)/bin/python
 	@echo "make: installing optimum-onnx 0.1.0 and torch 2.13.0 into $(OPTIMUM)"
-	@$(OPTIMUM)/bin/python -m pip install --quiet --disable-pip-version-check optimum-onnx==0.1.0 \
+	@$(OPTIMUM)/bin/python $(PIP) optimum-onnx==0.1.0 \
 	    optimum==2.1.0 transformers==4.57.6 onnxruntime==1.32.0 torch==2.13.0
 	@touch $@
 
