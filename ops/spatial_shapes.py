@@ -75,16 +75,19 @@ def _pool(node: ir.Node, context: ShapeInferenceContext) -> None:
         axis, reach = 2 + i, apart[i] * (windows[i] - 1) + 1 - pads[i] - pads[axes + i]
         rest = [d for j, d in enumerate(x.shape.dims) if j != axis]
         known = exact and reach <= stride and node.outputs[0].shape is not None
-        known = known and not (reach == stride and any(_may_vanish(d, context) for d in rest))
+        size = x.shape[axis]
+        none = reach == stride and not all(isinstance(d, int) and d for d in rest)
+        none = none and not _is_some(size, context)
+        known = known and not (none and any(_may_vanish(d, context) for d in rest))
         others = ir.Shape(rest).free_symbols()
-        own = ir.Shape([x.shape[axis]]).free_symbols()
+        own = ir.Shape([size]).free_symbols()
         together = others & own or (others and any(map(MADE_UP.search, others | own)))
         least = 1 if together or 0 in x.shape.dims else 2
-        fixed = isinstance(x.shape[axis], int)
+        fixed = isinstance(size, int)
         for value in [] if fixed and isinstance(context, DeclaredSizes) else node.outputs:
-            behind = reach == 1 and str(x.shape[axis]).startswith("Max(1, ")
+            behind = reach == 1 and (str(size).startswith("Max(1, ") or _SOME.fullmatch(str(size)))
             if known and (reach >= least or behind) and value.shape is not None:
-                value.shape[axis] = _windows(x.shape[axis], reach, stride)
+                value.shape[axis] = _windows(size, reach, stride, none)
             give_up(value, [] if known or fixed else [axis], context)
 
 
@@ -95,22 +98,36 @@ def _may_vanish(size: Dim, context: ShapeInferenceContext) -> bool:
     return not (isinstance(context, FileSizes) and context.is_at_least(size, 1))
 
 
+def _is_some(size: Dim, context: ShapeInferenceContext) -> bool:
+    """Whether a size is 1 or more in every run, by a number or by what the graph does with it."""
+    if isinstance(size, int) or str(size).startswith("Max(1, "):
+        return size != 0
+    return isinstance(context, FileSizes) and context.is_at_least(size, 1, later=True)
+
+
+_SOME = re.compile(r"Min\((\w+), (Max\(1, .+\))\)")
+
+
 @lru_cache(TEXTS)
-def _windows(size: Dim, reach: int, stride: int) -> Dim:
-    """How many windows there are, one at least.
+def _windows(size: Dim, reach: int, stride: int, none: bool) -> Dim:
+    """How many windows there are, one at least, or with `none` no window in no element.
 
     So no maximum inside says more where its number has one window or none: pools behind pools would
     have maxima in each other, of which each takes sympy three times as long as the one before.
     """
     if isinstance(size, int):
-        return max(1, (size - reach) // stride + 1)
+        return 0 if none and not size else max(1, (size - reach) // stride + 1)
+    most = str(size)
+    if (behind := _SOME.fullmatch(most)) is not None:  # 0 and 1 elements are in one window
+        most, size = behind[1], ir.SymbolicDim(behind[2])
     expression: Any = size._expr
     number, rest = expression.as_coeff_Add()
     if rest.func.__name__ == "Max" and number.is_Integer:
         parts = [part for part in rest.args if not part.is_Integer]
         if len(parts) == 1 and all(c + number < reach + stride for c in {*rest.args} - {*parts}):
             size = ir.SymbolicDim(str(parts[0] + number))
-    return dim_of(f"Max(1, {simplified(str((size - reach) // stride + 1))})")
+    some = f"Max(1, {simplified(str((size - reach) // stride + 1))})"
+    return dim_of(f"Min({most}, {some})" if none else some)
 
 
 @mends("Conv", "ConvTranspose", "AveragePool", "MaxPool")

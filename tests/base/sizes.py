@@ -318,6 +318,15 @@ POOLS += [
         "y = MaxPool <kernel_shape = [2, 1], strides = [2, 2]> (d) "
         "z = MaxPool <kernel_shape = [3, 3], strides = [3, 3], pads = [1, 0, 0, 1]> (d)",
     ),
+    Case(  # two sizes that are 0 at once: a pool of strides as long as its windows gives nothing
+        "float[b, 2, n] x",
+        "b=2 n=5; b=0 n=0; b=1 n=1; b=3 n=17; b=0 n=4",
+        "a = MaxPool <kernel_shape = [2], strides = [2]> (x) "
+        "c = AveragePool <kernel_shape = [3], strides = [3]> (a) "
+        "d = MaxPool <kernel_shape = [1], strides = [2]> (a) "
+        "y = MaxPool <kernel_shape = [3], strides = [2], pads = [1, 1]> (c) "
+        "s = Shape (c) k = Gather (s, #[2]) e = Expand (#0.5, k)",
+    ),
     Case(  # what a slice leaves may be nothing, and then a pool gives nothing
         "float[n, 4, m] x",
         "n=3 m=4; n=2 m=0; n=5 m=1",
