@@ -470,9 +470,10 @@ def _to_bytes(model: ir.Model, runtime: Target) -> bytes:
     if opset > newest or model.ir_version > ir_version:
         newer = [n for n in model.graph if not n.domain and not keeps_meaning(n, opset, newest)]
         what = f"{newer[0].op_type} ({where_is(newer[0])})" if newer else "a dtype in it"
+        instead = "; profile 'stock' may have it" if runtime.name == "official" else ""
         raise GraphgenError(
             f"artifacts: {what} needs opset {opset} and IR version {model.ir_version}; files for "
-            f"{runtime} are limited to {newest} and {ir_version}"
+            f"{runtime} are limited to {newest} and {ir_version}{instead}"
         )
     common.NameFixPass()(model)  # bodies of a loop and of its gradient begin with the same names
     proto = ir.to_proto(model)

@@ -8,7 +8,7 @@ weight here, or a weight that has another name here. The table shows what cannot
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -24,6 +24,7 @@ from graphgen.export.uses import (
     copies_in,
     is_scripted,
     is_uniform,
+    is_weight_too,
     listed,
 )
 from graphgen.graph import (
@@ -92,18 +93,27 @@ class Weights(Tabular, list[Weight]):
 
 
 class _Chosen:
-    """What `trainable=` or `frozen=` names: by patterns, or meant by whole names or modules."""
+    """What `trainable=` or `frozen=` names: by patterns, or meant by whole names or modules.
+
+    No pattern means one of the `constants`.
+    """
 
     def __init__(
-        self, option: str, given: Parts, graph: ir.Graph, tied: Mapping[str, Sequence[str]]
+        self,
+        option: str,
+        given: Parts,
+        graph: ir.Graph,
+        tied: Mapping[str, Sequence[str]],
+        constants: Collection[str] = (),
     ) -> None:
         several = isinstance(given, Sequence) and not isinstance(given, str)
         parts: list[Any] = [*given] if several else [given]  # type: ignore[misc]
         texts = [repr(p) if isinstance(p, str) else type(p).__name__ for p in parts]
         self.given = f"{option}=" + (f"[{', '.join(texts)}]" if several else texts[0])
         self.meant, self._patterns = set[str](), list[re.Pattern[str]]()
-        self._unmatched = list[str]()
+        self._unmatched = dict[str, list[str]]()
         self._option, self._tied, values = option, tied, graph.initializers
+        self._constants = constants
         for part, text in zip(parts, texts, strict=True):
             if not isinstance(part, str):
                 self.meant.update(_names_of(part, option, graph))
@@ -112,22 +122,26 @@ class _Chosen:
             else:
                 self._patterns.append(_pattern(part, option))
                 names = {*values, *(n for name in tied if name in values for n in tied[name])}
-                if not any(self._patterns[-1].search(n) for n in names if not is_constant_name(n)):
-                    self._unmatched.append(text)
+                names = {n for n in names if self._patterns[-1].search(n)}
+                if not any(n not in constants and not is_constant_name(n) for n in names):
+                    self._unmatched[text] = sorted(names & {*constants})
 
     def matches(self, name: str) -> bool:
         """Whether a weight is chosen, by any of its names if the file says that it is tied."""
+        if name in self.meant or name in self._constants:
+            return name in self.meant
         names = [name, *self._tied.get(name, ())]
-        return name in self.meant or any(p.search(n) for p in self._patterns for n in names)
+        return any(p.search(n) for p in self._patterns for n in names)
 
     def check(self, every: Iterable[str], renamed: Sequence[str]) -> None:
         """Raise if a pattern matches none of the weights, among them `every` parameter."""
-        if self._unmatched:
+        for text, constants in self._unmatched.items():
             some = ", ".join([*every][:6]) or "none"
             hint = f"; the exporter renamed {listed(renamed)}: {EXPORT}" if renamed else ""
+            if constants:
+                hint = f"; to train {constants[0]}, a constant, give its whole name"
             raise GraphgenError(
-                f"artifacts: {self._option}={self._unmatched[0]} matches no parameter; there are "
-                f"{some}{hint}"
+                f"artifacts: {self._option}={text} matches no parameter; there are {some}{hint}"
             )
 
     def of(self, names: Iterable[str]) -> list[str]:
@@ -157,6 +171,60 @@ def _pattern(text: str, option: str) -> re.Pattern[str]:
         ) from None
 
 
+class _Found:
+    """The weights of a model, and what its graph and its file say of them."""
+
+    def __init__(self, model: ir.Model) -> None:
+        graph = model.graph
+        [self.loss] = graph.outputs
+        read = reads(graph)
+        self.needed = {self.loss}.union(*(read[node] for node in ancestors(self.loss, read)))
+        self.values, self.fixed = graph.initializers, fixed_values(graph)
+        self.origin, self.tied = _origin(model)
+        foreign = model.producer_name != "graphgen"  # ours keep their declared names
+        known = ORIGIN in model.metadata_props  # nothing is folded in gg.from_torch
+        self.scripted = is_scripted(model)
+        self.uses = {
+            n: Uses(v, foreign, self.tied.get(n, ()), known=known, scripted=self.scripted)
+            for n, v in self.values.items()
+            if is_float(v)
+        }
+        every = {*parameters(graph)}
+        if self.scripted:  # it writes constants as nodes, and keeps the names of parameters alone
+            scalars = (n for n, v in self.values.items() if v.shape == () and n in self.uses)
+            every |= {
+                n
+                for n in scalars
+                if not self.values[n].meta.get(CONSTANT) and not re.match(SCRIPTS, n)
+            }
+        self.every = [name for name in self.values if name in every]
+        """The float parameters."""
+
+    def reached(self) -> list[str]:
+        """Those that the loss depends on, and that their maker would train."""
+        return [n for n in self.every if self.values[n] in self.needed and n not in self.origin]
+
+    def constants(self) -> set[str]:
+        """What no pattern means: no parameters, but for statistics, and weights in other dtypes."""
+        kinds = (ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL)
+        return {
+            n
+            for n, v in self.values.items()
+            if v.dtype in kinds
+            or (
+                n in self.uses
+                and (n not in self.every or self.uses[n].is_folded_constant)
+                and v not in self.fixed
+                and not re.search(ADAPTERS, n)
+            )
+        }
+
+    def several(self, name: str) -> bool:
+        """Whether a weight is that of several modules, and the file does not say that it is."""
+        used = self.uses.get(name)
+        return used is not None and len(used.blocks) > 1 and not used.tied
+
+
 def choose_trainable(
     model: ir.Model, trainable: Parts | None, frozen: Parts | None, *, adapters: bool = False
 ) -> Weights:
@@ -169,49 +237,38 @@ def choose_trainable(
     be trained, or a part of what is one weight here; and for equal weights that are stored once. A
     weight that is named in full is meant.
     """
-    graph = model.graph
-    [loss] = graph.outputs
-    read = reads(graph)
-    needed = {loss}.union(*(read[node] for node in ancestors(loss, read)))
-    every, values = parameters(graph), graph.initializers
-    fixed = fixed_values(graph)
-    foreign = model.producer_name != "graphgen"  # ours keep their declared names
-    origin, tied = _origin(model)
-    known = ORIGIN in model.metadata_props  # nothing is folded in gg.from_torch
-    scripted = is_scripted(model)
-    uses = {
-        n: Uses(v, foreign, tied.get(n, ()), known=known, scripted=scripted)
-        for n, v in values.items()
-        if is_float(v)
-    }
-    if scripted:  # it writes constants as nodes, and keeps the names of parameters alone
-        scalars = (n for n, v in values.items() if v.shape == () and not v.meta.get(CONSTANT))
-        every |= {n: values[n] for n in scalars if n in uses and not re.match(SCRIPTS, n)}
-        every = {name: value for name, value in values.items() if name in every}
+    found = _Found(model)
+    values, uses = found.values, found.uses
     beside = [n for n in values if re.search(ADAPTERS, n)] if adapters else []
-    reached = [n for n, v in every.items() if v in needed and n not in origin]
-    lost = [] if adapters else calculated_by_torch(reached, values, uses, scripted)
-    calculated = list[str]()
-    wanted = None if trainable is None else _Chosen("trainable", trainable, graph, tied)
-    kept = None if frozen is None else _Chosen("frozen", frozen, graph, tied)
+    reached = found.reached()
+    lost = [] if adapters else calculated_by_torch(reached, values, uses, found.scripted)
+    wanted, kept = (
+        None if given is None else _Chosen(option, given, model.graph, found.tied, constants)
+        for option, given, constants in (
+            ("trainable", trainable, found.constants()),
+            ("frozen", frozen, ()),
+        )
+    )
     if wanted is not None:
         names = wanted.of(values)
     elif adapters:
         names = []
     else:
-        calculated = lost
         names = [n for n in reached if not uses[n].is_folded_constant and n not in lost]
         if not names:
             raise GraphgenError(
-                f"artifacts: the loss {loss.name} depends on none of the {len(every)} float "
-                "parameters"
+                f"artifacts: the loss {found.loss.name} depends on none of the {len(found.every)} "
+                "float parameters"
             )
     _tell_calculated([n for n in lost if not (kept and kept.matches(n))], values, wanted)
     for chosen in filter(None, (wanted, kept)):
         for name, used in uses.items():
-            if values[name] in needed and values[name] not in fixed and name not in chosen.meant:
+            value = values[name]
+            if value in found.needed and value not in found.fixed and name not in chosen.meant:
                 _check_whole(used, chosen)
-        chosen.check(every, [n for n, used in uses.items() if used.renamed_product])
+        chosen.check(found.every, [n for n, used in uses.items() if used.renamed_product])
+    if wanted is not None or not adapters:
+        _check_statistics(found, wanted, kept)
     names = [n for n in values if n in {*names, *beside} and not (kept and kept.matches(n))]
     if not names:
         raise GraphgenError(
@@ -220,48 +277,103 @@ def choose_trainable(
         )
     meant = wanted.meant if wanted is not None else set()
     for name in names:
-        value, weight = values[name], uses.get(name)
-        if value in fixed and name not in meant:
-            others = ", ".join(n for n in names if n in every) or "others"
-            raise GraphgenError(
-                f"artifacts: {wanted.given if wanted else ''} matches {name}, which is "
-                f"{fixed[value]}: no gradient may change it; name only {others}, or, if it is "
-                "meant, its whole name"
-            )
-        if value.dtype is not ir.DataType.FLOAT:
-            raise GraphgenError(
-                f"artifacts: parameter {name} is {describe(value)}; only float32 is trained: "
-                "convert it, or choose others with trainable="
-            )
-        if value not in needed:
-            raise GraphgenError(
-                f"artifacts: the loss {loss.name} does not depend on parameter {name}; leave it "
-                "out of trainable="
-            )
-        if weight is not None and name not in meant and (folded := weight.folded):
-            raise GraphgenError(
-                f"artifacts: {name} is {folded}: trained, it would not change as it does in torch: "
-                f"{EXPORT}, or leave it out with frozen={name!r}, or, if it is meant, give its "
-                "whole name in trainable="
-            )
-        merged = weight is not None and len(weight.blocks) > 1 and not weight.tied
-        if weight is not None and merged and is_uniform(value) and name not in meant:
-            raise GraphgenError(
-                f"artifacts: {name} is one weight of {listed(weight.blocks)}, whose weights "
-                "were equal and were stored once; trained, they would stay equal: "
-                f"{EXPORT}, or leave it out with frozen={name!r}, or, if it is meant, give its "
-                "whole name in trainable="
-            )
+        _check_trained(name, found, names, meant, wanted)
     copies = copies_in(names, values)
-    shared = [n for n in names if len(uses[n].blocks) > 1 and not uses[n].tied]
-    untied = [n for n in copies if not {n, copies[n]} <= meant]
-    if untied:
+    _check_copies(copies, found, names, meant)
+
+    def why(name: str, value: ir.Value) -> str:
+        if value in found.fixed:
+            return found.fixed[value] + (", trained since it is named" if name in names else "")
+        if not is_float(value):
+            return "only float32 is trained"
+        if name in names:
+            copied = f"{copies[name]} transposed, trained apart from it" if name in copies else ""
+            return copied or uses[name].known()
+        if name not in found.every or uses[name].is_folded_constant:
+            return "a constant"
+        if value not in found.needed:
+            return "not reached by the loss"
+        if wanted is None and name in lost:
+            return "calculated by an exporter"
+        if wanted is None and name in found.origin:
+            return found.origin[name]
+        option = "named by frozen=" if kept and kept.matches(name) else "not named by trainable="
+        return "; ".join(filter(None, [option, uses[name].known()]))
+
+    return Weights(
+        Weight(n, str(v.dtype).lower(), tuple(_shape(v)), n in names, why(n, v))
+        for n, v in values.items()
+        if not is_constant_name(n)
+    )
+
+
+def _check_statistics(found: _Found, wanted: _Chosen | None, kept: _Chosen | None) -> None:
+    """Raise for what would be trained, but is stored once with an equal statistic or state."""
+    for name, value in found.values.items():
+        given = wanted is None or wanted.matches(name)
+        if not given or (kept and kept.matches(name)) or value not in found.needed:
+            continue
+        if value in found.fixed and is_weight_too(value):
+            raise GraphgenError(
+                f"artifacts: {name} is {found.fixed[value]}, and a weight of "
+                f"{listed(found.uses[name].blocks) or 'another module'}: they were equal, and were "
+                f"stored once; {EXPORT}, or leave it out with frozen={name!r}"
+            )
+
+
+def _check_trained(
+    name: str, found: _Found, names: Sequence[str], meant: set[str], wanted: _Chosen | None
+) -> None:
+    """Raise if a weight cannot be trained, or would not be as in torch and is not meant."""
+    value, used = found.values[name], found.uses.get(name)
+    if value in found.fixed and name not in meant:
+        others = ", ".join(n for n in names if n in found.every) or "others"
         raise GraphgenError(
-            f"artifacts: {untied[0]} is {copies[untied[0]]} transposed: one weight before the "
-            f"export, and two in this file, which training would make different: {EXPORT}, or "
-            f"train one of them, with frozen={untied[0]!r}, or give both whole names in trainable="
+            f"artifacts: {wanted.given if wanted else ''} matches {name}, which is "
+            f"{found.fixed[value]}: no gradient may change it; name only {others}, or, if it is "
+            "meant, its whole name"
         )
-    pairs = [tuple(uses[n].blocks) for n in shared if n not in meant]
+    if value.dtype is not ir.DataType.FLOAT:
+        raise GraphgenError(
+            f"artifacts: parameter {name} is {describe(value)}; only float32 is trained: "
+            "convert it, or choose others with trainable="
+        )
+    if value not in found.needed:
+        raise GraphgenError(
+            f"artifacts: the loss {found.loss.name} does not depend on parameter {name}; leave it "
+            "out of trainable="
+        )
+    if used is None or name in meant:
+        return
+    mend = (
+        f"{EXPORT}, or leave it out with frozen={name!r}, or, if it is meant, give its whole name "
+        "in trainable="
+    )
+    if used.folded:
+        raise GraphgenError(
+            f"artifacts: {name} is {used.folded}: trained, it would not change as it does in "
+            f"torch: {mend}"
+        )
+    if found.several(name) and is_uniform(value):
+        raise GraphgenError(
+            f"artifacts: {name} is one weight of {listed(used.blocks)}, whose weights "
+            f"were equal and were stored once; trained, they would stay equal: {mend}"
+        )
+
+
+def _check_copies(
+    copies: Mapping[str, str], found: _Found, names: Sequence[str], meant: set[str]
+) -> None:
+    """Refuse, or warn of, weights that are stored twice, or once for several modules."""
+    for name, other in copies.items():
+        if not {name, other} <= meant:
+            raise GraphgenError(
+                f"artifacts: {name} is {other} transposed: one weight before the "
+                f"export, and two in this file, which training would make different: {EXPORT}, or "
+                f"train one of them, with frozen={name!r}, or give both whole names in trainable="
+            )
+    shared = {n: found.uses[n].blocks for n in names if found.several(n)}
+    pairs = [tuple(blocks) for n, blocks in shared.items() if n not in meant]
     if twice := [pair for pair in pairs if pairs.count(pair) > 1]:
         raise GraphgenError(
             f"artifacts: all weights of {listed(twice[0])} are stored once, since one module was "
@@ -269,44 +381,13 @@ def choose_trainable(
             "give their whole names in trainable="
         )
     if shared or copies:
-        one = [f"{n} is one weight of {listed(uses[n].blocks)}" for n in shared]
+        one = [f"{n} is one weight of {listed(blocks)}" for n, blocks in shared.items()]
         one += [f"{n} is {copies[n]} transposed, trained apart from it" for n in copies]
         rest = f", and {len(one) - 3} more" if len(one) > 3 else ""
         warn(
             f"artifacts: {'; '.join(one[:3])}{rest}: tied in the model, or only equal when it was "
             "exported; its file does not say which"
         )
-
-    def why(name: str, value: ir.Value) -> str:
-        if value in fixed:
-            return fixed[value] + (", trained since it is named" if name in names else "")
-        if not is_float(value):
-            return "only float32 is trained"
-        if name in names:
-            copied = f"{copies[name]} transposed, trained apart from it" if name in copies else ""
-            return copied or uses[name].known()
-        if name not in every or uses[name].is_folded_constant:
-            return "a constant"
-        if value not in needed:
-            return "not reached by the loss"
-        if name in calculated:
-            return "calculated by an exporter"
-        if wanted is None and name in origin:
-            return origin[name]
-        frozen = "named by frozen=" if kept and kept.matches(name) else "not named by trainable="
-        return "; ".join(filter(None, [frozen, uses[name].known()]))
-
-    return Weights(
-        Weight(
-            name,
-            str(value.dtype).lower(),
-            tuple(_shape(value)),
-            name in names,
-            why(name, value),
-        )
-        for name, value in values.items()
-        if not is_constant_name(name)
-    )
 
 
 def _tell_calculated(

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from graphgen import ops
 from graphgen.graph import TORCH_KIND, constant, present_inputs
-from graphgen.op import is_a
+from graphgen.op import find_op, is_a
 from graphgen.places import block_of
 from graphgen.traits import Trait, has
 
@@ -74,8 +74,12 @@ class Uses:
         made = bool(re.match(SCRIPTS, self.name)) if scripted else "." not in path
         self.renamed = bool(self.blocks) and made and not (self.own or torchs)
         size = None if value.shape is None else [*value.shape]
-        self.is_folded_constant = self.renamed and size is not None and all(d == 1 for d in size)
-        self.in_product = any(has(node, Trait.PRODUCT) for node in _through_views(nodes))
+        self.in_product = any(
+            has(node, Trait.PRODUCT) or is_a(node, ops.prelu) for node in _through_views(nodes)
+        )
+        ones = size is not None and all(d == 1 for d in size)
+        slope = any(is_a(node, ops.prelu) for node in nodes)
+        self.is_folded_constant = self.renamed and ones and not slope
         self.renamed_product = self.renamed and self.in_product
         self.folded = "" if known or not nodes else self._folded(nodes)
 
@@ -109,6 +113,19 @@ class Uses:
         if self.renamed:
             return f"the weight of {of}, renamed" if self.in_product else f"of {of}: a constant?"
         return f"used in {of}" if self.blocks and not self.own else ""
+
+
+def is_weight_too(value: ir.Value) -> bool:
+    """Whether something reads a statistic, or an initial state, as a weight."""
+    for use in value.uses():
+        op = find_op(use.node)
+        fixed = [] if op is None else [op.inputs.index(name) for name in op.fixed]
+        if has(use.node, Trait.MOVES):
+            if any(map(is_weight_too, use.node.outputs)):
+                return True
+        elif use.idx not in fixed:
+            return True
+    return False
 
 
 def listed(blocks: Sequence[str]) -> str:

@@ -319,6 +319,11 @@ class Texts:
         classes = table.classes(name) or []
         if known.keys() >= {*classes}:  # which may have other numbers
             given = [_named(label, classes) for label in given]
+        elif known:
+            warn(
+                f"{table.path}: the classes of {name!r} are {', '.join(classes):.100}, and those "
+                f"of the model {', '.join(known):.100}: their numbers count, not their names"
+            )
         if not all(isinstance(label, str) and label in known for label in given):
             given = _numbered(given)
         texts = [isinstance(label, str) for label in given]

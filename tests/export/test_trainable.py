@@ -91,6 +91,48 @@ def test_running_statistics_are_not_trained(norm):
     assert trained(norm, r"^1\.(weight|bias)") == ["1.weight", "1.bias"]
 
 
+def test_a_weight_that_is_a_statistic_too_is_refused(norm):
+    """Of a norm that was not trained yet, torch's exporters store ones and zeros once."""
+    model = onnx.load(norm)
+    node = next(node for node in model.graph.node if node.op_type == "BatchNormalization")
+    node.input[3], node.input[4] = "1.bias", "1.weight"
+    for name in ("1.running_mean", "1.running_var"):
+        model.graph.initializer.remove(next(x for x in model.graph.initializer if x.name == name))
+    onnx.save(model, norm)
+    for pattern in (None, "1.weight", "^1"):
+        with pytest.raises(
+            GraphgenError,
+            match=r"1.weight is a running statistic of 1, and a weight of 1: they were equal, and",
+        ):
+            trained(norm, pattern)
+    assert trained(norm, frozen="^1") == ["0.weight"] == trained(norm, "^0")
+    assert told(norm, "^0")["1.weight"] == "a running statistic of 1"
+
+
+def test_slopes_are_weights_of_other_names(tmp_path):
+    """Exporters give a slope for each channel further axes, and all begin with 0.25."""
+    weights = {"0.weight": normal(3, 4), "onnx::PRelu_8": np.full((4,), 0.25, np.float32)}
+    nodes = [
+        ("/0", helper.make_node("MatMul", ["x", "0.weight"], ["h"])),
+        ("/1", helper.make_node("PRelu", ["h", "onnx::PRelu_8"], ["y"])),
+    ]
+    path = save(tmp_path / "slopes.onnx", nodes, weights, ["n", 3], y=["n", 4])
+    assert trained(path) == [*weights]
+    assert told(path)["onnx::PRelu_8"] == "the weight of 1, renamed"
+
+
+def test_a_pattern_means_no_constant(norm):
+    """Those of names alone do: `scale`, a scalar of a file, or a shape."""
+    assert trained(norm, r"^(0|1)\.(weight|bias)|scale|steps") == ["0.weight", "1.weight", "1.bias"]
+    assert trained(norm, "scale") == ["scale"]
+    with pytest.raises(
+        GraphgenError,
+        match=r"trainable='\^scale' matches no parameter; there are .*; to train scale, a "
+        "constant, give its whole name",
+    ):
+        trained(norm, "^scale")
+
+
 def test_the_table_tells_why_a_weight_is_not_trained(norm, capsys):
     assert told(norm, "bias") == {
         "0.weight": "not named by trainable=",

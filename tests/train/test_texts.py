@@ -246,12 +246,16 @@ def test_classes_in_another_order_than_the_models_go_by_name(known, tmp_path):
     for names, labels in ((["bad", "good"], [1, 0, 1]), (["good", "bad"], [0, 1, 0])):
         feature = {"label": {"_type": "ClassLabel", "names": names}}
         table = pa.table({"text": ["w1", "w2", "w1"], "label": labels})
-        noted = json.dumps({"info": {"features": feature}})
-        noted = table.replace_schema_metadata({"huggingface": noted})
+        noted_as = json.dumps({"info": {"features": feature}})
+        noted = table.replace_schema_metadata({"huggingface": noted_as})
         parquet.write_table(noted, tmp_path / "a.parquet")
         found = texts.columns(open_table(tmp_path / "a.parquet"))["labels"]
         assert [int(label) for label in found] == ([0, 1, 0] if known else [1, 0, 1])
         assert texts.reports[-1].classes == {"good": not known, "bad": known}
+    noted = noted.replace_schema_metadata({"huggingface": noted_as.replace("bad", "poor")})
+    parquet.write_table(noted, tmp_path / "a.parquet")
+    with pytest.warns(GraphgenWarning, match="are good, poor, and .* their numbers count, not"):
+        texts.columns(open_table(tmp_path / "a.parquet"))
 
 
 def test_held_out_texts_have_the_classes_of_the_data(samples, tmp_path):
