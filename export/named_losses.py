@@ -11,6 +11,7 @@ import onnx_ir as ir
 from graphgen import ops
 from graphgen.arguments import checked
 from graphgen.errors import GraphgenError, near
+from graphgen.export.outputs import declared_shapes
 from graphgen.graph import is_float
 from graphgen.infer import describe
 from graphgen.ops.layout import numpy_dtype
@@ -136,6 +137,8 @@ def by_name(graph: ir.Graph, loss: Loss, outputs: dict[str, ir.Value], tape: Tap
             f"artifacts: the model has {kind} {loss.labels!r} already, which loss={loss.name!r} "
             "adds as an input; rename it, or give the name of a scalar output as the loss"
         )
+    if result.shape is None:  # of what a loop collects, the file may know it
+        result.shape = declared_shapes(graph).get(result)
     if result.shape is None:
         raise GraphgenError(
             f"artifacts: the rank of output {result.name} is unknown; export the model with it"

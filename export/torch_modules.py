@@ -24,7 +24,7 @@ from graphgen.export.outputs import SIGNATURE
 from graphgen.export.read import load
 from graphgen.export.torch_gradients import expect_plain, expect_same_gradients
 from graphgen.export.torch_results import Call, expect_same
-from graphgen.graph import NAMES_OF, ORIGIN, SCALARS, is_float
+from graphgen.graph import NAMES_OF, ORIGIN, SCALARS, is_float, present_inputs
 from graphgen.op import is_a
 from graphgen.passes.training.batch_norms import is_norm, note
 from graphgen.passes.training.dropouts import RATE, in_inference, is_site
@@ -266,14 +266,17 @@ def _name(model: ir.Model, module: Any) -> None:
 def _fold_sizes(model: ir.Model) -> None:
     """Calculate the sizes that are known, and with them the shapes that they decide.
 
-    Floats stay nodes: what is stored beside the weights would be trained as they are.
+    Floats stay nodes: what is stored beside the weights would be trained as they are. So does what
+    is found of weights, such as their signs: training changes it.
     """
     from graphgen.folding import fold_constants  # it takes as long to import as all the rest
 
     def is_folded(node: ir.Node) -> bool | None:
         sequences = (v is not None and isinstance(v.type, ir.SequenceType) for v in node.inputs)
         floats = any(map(is_float, node.outputs)) and not any(sequences)
-        return False if floats or has(node, Trait.RANDOM) else None
+        weights = (v.is_initializer() and is_float(v) for v in present_inputs(node))
+        changes = any(weights) and not has(node, Trait.SHAPE)
+        return False if floats or changes or has(node, Trait.RANDOM) else None
 
     kept = [n for n in model.graph.all_nodes() if is_a(n, ops.identity) and is_float(n.outputs[0])]
     for node in kept:  # onnxscript leaves out what it knows as an Identity: a dropout, or a detach

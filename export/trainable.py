@@ -21,6 +21,7 @@ from graphgen.export.uses import (
     SCRIPTS,
     Uses,
     calculated_by_torch,
+    calculated_numbers,
     copies_in,
     is_scripted,
     is_uniform,
@@ -242,6 +243,9 @@ def choose_trainable(
     beside = [n for n in values if re.search(ADAPTERS, n)] if adapters else []
     reached = found.reached()
     lost = [] if adapters else calculated_by_torch(reached, values, uses, found.scripted)
+    if not adapters and ORIGIN not in model.metadata_props:
+        numbers = calculated_numbers(values, uses, found.scripted)
+        lost += [n for n in numbers if values[n] in found.needed and n not in {*lost, *reached}]
     wanted, kept = (
         None if given is None else _Chosen(option, given, model.graph, found.tied, constants)
         for option, given, constants in (
@@ -289,12 +293,12 @@ def choose_trainable(
         if name in names:
             copied = f"{copies[name]} transposed, trained apart from it" if name in copies else ""
             return copied or uses[name].known()
+        if wanted is None and name in lost:
+            return "calculated by an exporter"
         if name not in found.every or uses[name].is_folded_constant:
             return "a constant"
         if value not in found.needed:
             return "not reached by the loss"
-        if wanted is None and name in lost:
-            return "calculated by an exporter"
         if wanted is None and name in found.origin:
             return found.origin[name]
         option = "named by frozen=" if kept and kept.matches(name) else "not named by trainable="

@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen import ops
-from graphgen.graph import TORCH_KIND, constant, present_inputs
+from graphgen.graph import CONSTANT, TORCH_KIND, constant, is_constant_name, present_inputs
 from graphgen.op import find_op, is_a
 from graphgen.places import block_of
 from graphgen.traits import Trait, has
@@ -23,6 +23,9 @@ EXPORT = (
 
 SCRIPTS = r"onnx::|/|_v_\d+$|\d+$"
 """How names begin that TorchScript's exporter makes, where others are the module's."""
+
+_CALCULATES = r"_?(mul|div|add|sub|rsub|weight_norm\w*|exp|tanh|sigmoid|softplus|pow)(_\d+)?"
+"""How torch calls the result of operators that change numbers."""
 
 _TAKE_NORMS = (ops.conv, ops.conv_transpose, ops.gemm)  # into which exporters fold a norm
 
@@ -46,11 +49,34 @@ def calculated_by_torch(
     """What torch's exporters have calculated and stored beside the parameters that they know.
 
     That is a mask, a zero state, or what it made of a parameter, such as an expanded one. Operands
-    of products, and of cells, are weights that it transposed or joined.
+    of products, and of cells, are weights that it transposed or joined, unless they are called like
+    another operator: a weight that a module normalizes.
     """
     known = [n for n in values if TORCH_KIND in values[n].metadata_props]
     made = {n for n in names if (known and n not in known) or (scripted and uses[n].renamed)}
-    return [n for n in names if n in made and not uses[n].in_product]
+    other = {n for n in made if known and re.fullmatch(_CALCULATES, n)}
+    return [n for n in names if n in made and (n in other or not uses[n].in_product)]
+
+
+def calculated_numbers(
+    values: Mapping[str, ir.Value], uses: Mapping[str, "Uses"], scripted: bool
+) -> list[str]:
+    """Numbers that are the result of a node that torch's exporters have calculated.
+
+    Those that stand in a program are called val_0, val_1, ..., or are nodes.
+    """
+    known = any(TORCH_KIND in value.metadata_props for value in values.values())
+    made = "onnx::" if scripted else r"(?!val_\d+$)" if known else r"\b\B"
+    return [
+        n
+        for n in uses
+        if re.match(made, n)
+        and not is_constant_name(n)
+        and not values[n].meta.get(CONSTANT)
+        and TORCH_KIND not in values[n].metadata_props
+        and (shape := values[n].shape) is not None
+        and all(d == 1 for d in shape)
+    ]
 
 
 class Uses:
@@ -116,14 +142,14 @@ class Uses:
 
 
 def is_weight_too(value: ir.Value) -> bool:
-    """Whether something reads a statistic, or an initial state, as a weight."""
+    """Whether a norm, or a product, reads a statistic of a norm as a weight."""
     for use in value.uses():
         op = find_op(use.node)
         fixed = [] if op is None else [op.inputs.index(name) for name in op.fixed]
         if has(use.node, Trait.MOVES):
             if any(map(is_weight_too, use.node.outputs)):
                 return True
-        elif use.idx not in fixed:
+        elif use.idx not in fixed and (fixed or has(use.node, Trait.PRODUCT)):
             return True
     return False
 

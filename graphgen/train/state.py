@@ -183,5 +183,6 @@ class Feeder:
 
     def _arrays(self, batch: Batch, own: Mapping[str, Array]) -> dict[str, Array]:
         """The batch and, if the model has such inputs, numbers of our `own`."""
-        numbers = {n: number for n, number in own.items() if n in self.session.inputs}
+        inputs = self.session.inputs.keys() - self._weights.keys()  # which may have their names
+        numbers = {n: number for n, number in own.items() if n in inputs}
         return {**numbers, **{name: np.asarray(array) for name, array in batch.items()}}

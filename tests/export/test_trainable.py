@@ -109,6 +109,25 @@ def test_a_weight_that_is_a_statistic_too_is_refused(norm):
     assert told(norm, "^0")["1.weight"] == "a running statistic of 1"
 
 
+def test_a_weight_that_was_normalized_before_the_export_is_refused(tmp_path):
+    """Its parts, as torch's weight_norm has them, would be trained; it is called like a product."""
+    nodes = [("c", helper.make_node("Conv", ["x", "mul_1"], ["y"]))]
+    path = save(tmp_path / "m.onnx", nodes, {"mul_1": normal(4, 3, 1)}, ["n", 3, 5], y=["n", 4, 5])
+    assert trained(path) == ["mul_1"]
+    model = onnx.load(path)
+    model.graph.initializer.append(numpy_helper.from_array(normal(4), "c.bias"))
+    model.graph.node[0].input.append("c.bias")
+    value = helper.make_tensor_value_info("c.bias", TensorProto.FLOAT, [4])
+    kind = value.metadata_props.add()
+    kind.key, kind.value = "pkg.torch.export.graph_signature.InputSpec.kind", "PARAMETER"
+    model.graph.value_info.append(value)
+    onnx.save(model, path)
+    with pytest.raises(GraphgenError, match=r"calculated mul_1, of constants or of parameters, wh"):
+        trained(path)
+    with pytest.warns(GraphgenWarning, match="calculated mul_1"):
+        assert trained(path, "bias") == ["c.bias"]
+
+
 def test_slopes_are_weights_of_other_names(tmp_path):
     """Exporters give a slope for each channel further axes, and all begin with 0.25."""
     weights = {"0.weight": normal(3, 4), "onnx::PRelu_8": np.full((4,), 0.25, np.float32)}
@@ -412,15 +431,20 @@ def test_what_the_maker_says_of_weights(tmp_path):
 
 
 def test_what_torch_calls_a_parameter_is_trained_and_not_what_its_exporter_made(tmp_path):
-    """Such as the scale of CLIP's logits, and not a causal mask; a transposed weight stays one."""
+    """Such as the scale of CLIP's logits, and not a causal mask; a transposed weight stays one.
+
+    A number that it made of parameters is called like the last operator, and told.
+    """
     model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 18]>
         g (float[b, 4] x) => (float[b, 4] y)
-        <float[4, 4] w = {1.0}, float scale = {2.0}, float eps = {0.5},
+        <float[4, 4] w = {1.0}, float scale = {2.0}, float val_0 = {0.5}, float exp = {0.5},
             float[4] mask = {0.0}, float[4, 4] v = {1.0}> {
-            h = MatMul (x, w) s = Mul (h, scale) e = Add (s, eps) m = Add (e, mask)
+            h = MatMul (x, w) s = Mul (h, scale) e = Add (s, val_0) f = Mul (e, exp)
+            m = Add (f, mask)
             y = MatMul (m, v) }""")
     del model.graph.initializer[:]
-    for name, shape in (("w", (4, 4)), ("scale", ()), ("eps", ()), ("mask", (4,)), ("v", (4, 4))):
+    sizes = {"w": (4, 4), "scale": (), "val_0": (), "exp": (), "mask": (4,), "v": (4, 4)}
+    for name, shape in sizes.items():
         array = np.full(shape, 0.5, np.float32)
         model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
         value = onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
@@ -430,11 +454,12 @@ def test_what_torch_calls_a_parameter_is_trained_and_not_what_its_exporter_made(
             kind.value = "PARAMETER"
         model.graph.value_info.append(value)
     onnx.save(model, tmp_path / "m.onnx")
-    with pytest.warns(GraphgenWarning, match="calculated mask, of constants or of parameters, so"):
+    with pytest.warns(GraphgenWarning, match="calculated mask, exp, of constants or"):
         assert trained(tmp_path / "m.onnx") == ["w", "scale", "v"]
     with pytest.warns(GraphgenWarning):
         why = told(tmp_path / "m.onnx")
-    assert (why["eps"], why["mask"]) == ("a constant", "calculated by an exporter")
+    assert why["val_0"] == "a constant"
+    assert why["mask"] == why["exp"] == "calculated by an exporter"
     assert trained(tmp_path / "m.onnx", "mask") == ["mask"]
 
 

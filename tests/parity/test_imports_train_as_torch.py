@@ -1,6 +1,7 @@
 """Models of eight kinds, brought from torch, train as they train in torch: `make parity`."""
 
 import contextlib
+import copy
 import io
 import warnings
 from collections.abc import Iterator
@@ -433,3 +434,42 @@ def test_other_gradients_than_those_of_the_graph_are_refused(kind: str) -> None:
     example = {"input_ids": torch.tensor(batches_of("tagger")[0]["input_ids"])}
     with pytest.raises(GraphgenError, match=REFUSED[kind]):
         gg.from_torch(Held(kind).eval(), example)
+
+
+class Signed(torch.nn.Module):  # type: ignore[misc, name-defined]
+    """Bags of rows, whose parts count by the signs of a weight, which training changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bags = torch.nn.EmbeddingBag(9, 4, mode="sum")
+        self.seed = torch.nn.Parameter(torch.tensor([0.02, -0.02, 0.3, -0.4]))
+
+    def forward(self, ids: Any) -> Any:
+        x = self.bags(ids)
+        return torch.where(self.seed > 0, x * self.seed, 2 * x) + torch.atan2(x, self.seed)
+
+
+def test_nothing_is_calculated_of_weights(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module, random = Signed(), np.random.default_rng(0)
+    batches = [
+        {"ids": random.integers(0, 9, (3, 5)), "labels": random.normal(size=(3, 4)).astype("f")}
+        for _ in range(10)
+    ]
+    with quiet():
+        model = gg.from_torch(copy.deepcopy(module), {"ids": torch.tensor(batches[0]["ids"])})
+    gg.artifacts(model, tmp_path / "art", loss="mse", optimizer=gg.SGD())
+    trainer = gg.Trainer(tmp_path / "art", schedule=gg.schedule.constant(0.1), threads=1)
+    found = [line["loss"] for line in trainer.fit(batches, progress=False)]
+    descent, losses = torch.optim.SGD(module.parameters(), lr=0.1), []
+    before = torch.sign(module.seed)
+    for batch in batches:
+        output, wanted = module(torch.tensor(batch["ids"])), torch.tensor(batch["labels"])
+        loss = torch.nn.functional.mse_loss(output, wanted)
+        descent.zero_grad()
+        loss.backward()
+        descent.step()
+        losses.append(loss.item())
+    assert (torch.sign(module.seed) != before).any()
+    np.testing.assert_allclose(found, losses, rtol=1e-5)
+    np.testing.assert_allclose(trainer.parameters["seed"], module.seed.detach(), atol=1e-5)
