@@ -99,7 +99,8 @@ def open_session(
             session = create(providers=[CPU])
         except Exception as error:
             raise _load_error(who, ort, header, runtime_message(error)) from error
-        return examined(session)
+        # Only such a file needs the libraries that read graphs.
+        return examined(session) if mentions(source, b"training_mode") else session
 
     if wanted == "cpu":
         return on_cpu(), "cpu", ""
