@@ -3,6 +3,7 @@
 import math
 import os
 import tempfile
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -20,6 +21,7 @@ class Spool:
         self._who = who
         with self._own_errors():
             self._file = tempfile.TemporaryFile()  # noqa: SIM115  # kept by its tensors
+        weakref.finalize(self, self._file.close)
 
     @contextmanager
     def _own_errors(self) -> Iterator[None]:

@@ -3,10 +3,12 @@
 The reference of every product is numpy on the weights that the integers stand for.
 """
 
+import gc
 import itertools
 import json
 import tempfile
 import tracemalloc
+import warnings
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args
@@ -32,6 +34,7 @@ from graphgen.processor import FITS, INT8_KEY, NEEDS, processor, saturating_prod
 from graphgen.quantize import calibration, quantize
 from graphgen.quantize.calibration import random_feeds
 from graphgen.quantize.effect import effect
+from graphgen.quantize.spool import Spool
 from graphgen.record import PATH
 from graphgen.targets import newest_opset, target
 
@@ -680,6 +683,19 @@ def test_a_temporary_folder_that_is_not_there(tmp_path: Path, monkeypatch: Any) 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
     with pytest.raises(GraphgenError, match="folder cannot hold the weights: No such file"):
         quantize(language_model(), "int8")
+
+
+def test_the_temporary_file_is_closed_with_its_tensors() -> None:
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always", ResourceWarning)
+        spool = Spool("quantize")
+        kept = spool.keep(np.arange(6.0))
+        del spool
+        gc.collect()
+        assert kept.numpy().tolist() == [*range(6)]
+        del kept
+        gc.collect()
+    assert not [str(one.message) for one in found if "unclosed file" in str(one.message)]
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
