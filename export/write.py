@@ -56,7 +56,8 @@ def export(
     Args:
         model: An `ir.Model`, or what `optimize` returns; its session options are written too.
         path: The file; a regular file there is replaced once the new one is complete.
-        external_data: Put weights into `<name>.onnx_data` next to it; by default above 1.5 GiB.
+        external_data: Put weights into `<file>_data` next to it, as m.onnx_data; by default above
+            1.5 GiB.
         watch: Wraps the list of weights that go next to it, like `rich.progress.track`.
         written: Weights that lie next to graphs of this folder already, which are not written
             again; those that are written now are added.
@@ -71,8 +72,8 @@ def export(
     size = sum(bytes_of(tensor) for _, tensor in tensors_of(ready))
     if external_data is None:
         external_data = size > _LARGE
-    data_path = path.parent / f"{path.stem}.onnx_data"
-    with replacing(who, *([data_path] if external_data else []), path) as files:
+    data_path = path.parent / f"{path.name}_data"
+    with replacing(who, *([data_path] if external_data else []), path, named=True) as files:
         if external_data:
             write_data(ready, files[0], data_path, watch, written)
         with files[-1].open("wb") as stream:
@@ -271,12 +272,15 @@ def _clean_types(graph: onnx.GraphProto, imports: Mapping[str, int]) -> None:
 
 
 @contextmanager
-def replacing(who: str, *paths: Path) -> Iterator[list[Path]]:
+def replacing(who: str, *paths: Path, named: bool = False) -> Iterator[list[Path]]:
     """Files to write next to `paths`, flushed and renamed to them when all are complete.
 
     A crash at any moment leaves each path unchanged or complete, and at most a `.*.partial` next to
     it, which the next run removes. Of two writers at once, the files of the last one stay. A
     symbolic link stays, and the file that it points to is replaced.
+
+    If the last one has the others `named`, it is removed before these are replaced: a crash in
+    between leaves none, and never an old one beside new ones.
     """
     if not all(path.name for path in paths):
         raise GraphgenError(f"{who}: {paths[-1]} is a folder; give the path of a file")
@@ -297,6 +301,8 @@ def replacing(who: str, *paths: Path) -> Iterator[list[Path]]:
             with ExitStack() as locks:
                 for folder in sorted(folders):
                     locks.enter_context(in_turn(folder))
+                if named and len(targets) > 1:
+                    targets[-1].unlink(missing_ok=True)
                 for file, target in zip(partial, targets, strict=True):
                     file.replace(target)
             for folder in folders:

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 
+import numpy as np
 import pytest
 
 import graphgen as gg
@@ -94,6 +95,57 @@ def test_a_model_and_its_data_come_from_one_writer(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["m.onnx", "m.onnx_data"]
     size = (tmp_path / "m.onnx_data").stat().st_size
     assert size == 64 * 4 * gg.load(tmp_path / "m.onnx").graph.outputs[0].shape[-1]
+
+
+KILLED_AT = """
+import os, signal, sys
+from pathlib import Path
+import numpy as np
+import graphgen as gg
+
+folder, last = Path(sys.argv[1]), int(sys.argv[2])
+weight = np.full((64, 64), 2, np.float32)
+model = gg.build(lambda x: x @ weight, x=gg.float32["n", 64])
+seen = 0
+
+def kill(event, arguments):
+    global seen
+    if any(isinstance(a, str | Path) and str(a).startswith(str(folder)) for a in arguments):
+        if seen == last:
+            os.kill(os.getpid(), signal.SIGKILL)
+        seen += 1
+
+sys.addaudithook(kill)
+gg.export(model, folder / "m.onnx", external_data=True)
+"""
+
+
+def test_no_kill_leaves_a_model_beside_the_weights_of_another(tmp_path):
+    """Before each call that opens, renames or removes a file: all have the same sizes."""
+    weight, x = np.full((64, 64), 1, np.float32), np.ones((1, 64), np.float32)
+    model = gg.build(lambda x: -(x @ weight), x=gg.float32["n", 64])
+    path, sums, code = gg.export(model, tmp_path / "m.onnx", external_data=True), [], -9
+    while code == -9:
+        gg.export(model, path, external_data=True)
+        given = [sys.executable, "-c", KILLED_AT, tmp_path, str(len(sums))]
+        code = subprocess.run(given).returncode
+        sums.append(float(gg.Session(path)(x=x)[0][0, 0]) if path.exists() else None)
+    assert code == 0 and len(sums) > 10 and sums[0] == -64 and sums[-1] == 128
+    assert {*sums} == {-64, None, 128} and sums.count(None) == 2
+
+
+def test_two_files_never_have_one_file_of_weights(tmp_path):
+    made = {
+        name: gg.build(gg.nn.Linear(64, n), x=gg.float32["n", 64])
+        for name, n in (("m.fp32", 64), ("m.int8", 32), ("m.onnx", 16), ("m", 8))
+    }
+    for name, model in made.items():
+        gg.export(model, tmp_path / name, external_data=True)
+    assert {path.name for path in tmp_path.iterdir()} == {*made, *(f"{n}_data" for n in made)}
+    for name, model in made.items():
+        for value in gg.load(tmp_path / name).graph.initializers.values():
+            twin = model.graph.initializers[value.name].const_value
+            assert np.array_equal(value.const_value.numpy(), twin.numpy())
 
 
 def test_there_may_be_nothing_to_write():
