@@ -1,7 +1,7 @@
 """Weights as small integers, in numpy: with a scale per row (int8), or one per block."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -60,12 +60,16 @@ class Blocks:
     bits: Bits = 4
     order: Array | None = None  # which column of w each of K is, if not the same
     shift: Array | None = None  # (N, blocks), added to each weight of a block
+    rest: Array | None = None  # (N, blocks, size / 2) bytes: four more bits of each weight
 
     def dequantized(self, rows: slice = slice(None)) -> Array:
         """The weights that the integers stand for, (N, K), or some rows of them."""
         q, scales = unpacked(self.integers[rows], self.bits), self.scales[rows, :, None]
         zeros = unpacked(self.zero_points[rows], self.bits)[:, : scales.shape[1], None]
-        w = (q.astype(np.float32) - zeros) * scales
+        steps = q.astype(np.float32) - zeros
+        if self.rest is not None:
+            steps += unpacked(self.rest[rows]) / np.float32(16) - np.float32(0.5)
+        w = steps * scales
         w = w if self.shift is None else w + self.shift[rows, :, None]
         whole: Array = w.reshape(len(w), -1)[:, : self.columns]
         return whole if self.order is None else whole[:, np.argsort(self.order)]
@@ -73,8 +77,19 @@ class Blocks:
     def part(self, rows: Any) -> "Blocks":
         """Some rows of w: of an index or a slice."""
         arrays = (self.integers[rows], self.scales[rows], self.zero_points[rows])
-        shift = None if self.shift is None else self.shift[rows]
-        return Blocks(*arrays, self.columns, self.bits, self.order, shift)
+        shift, rest = (None if x is None else x[rows] for x in (self.shift, self.rest))
+        return Blocks(*arrays, self.columns, self.bits, self.order, shift, rest)
+
+    def finer(self, w: Array) -> "Blocks":
+        """With four more bits of each weight of w, e from 0 to 15: q + (e - 8) / 16."""
+        rest = np.empty((*self.integers.shape[:2], self.integers.shape[2] * 4 // self.bits), "u1")
+        for part in chunks(w.shape):
+            left = np.zeros((len(w[part]), rest[0].size * 2), np.float32)
+            left[:, : self.columns] = w[part] - self.dequantized(part)
+            scales = _not_zero(self.scales[part])[..., None]
+            steps = np.rint(left.reshape(*scales.shape[:2], -1) / scales * np.float32(16)) + 8
+            rest[part] = packed(np.clip(steps, 0, 15).astype(np.uint8), 4)
+        return replace(self, rest=rest)
 
 
 def to_rows(w: Array, squares: Array | None = None, *, full_range: bool = False) -> Rows:

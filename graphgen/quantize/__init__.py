@@ -279,13 +279,17 @@ class Quantizing:
         multiplied = [samples[x.x] for x in products if x.x in samples]
         integers = self._integers(matrix, alone, multiplied, total, symmetric)
         shared = by_rows and any(site.table for site in group)
-        arrays = layout_of(integers, shared)
+        read_rows: Rows | Blocks = integers
+        if isinstance(integers, Blocks) and integers.bits == 8 and any(x.table for x in group):
+            read_rows = integers.finer(matrix)
+        arrays = layout_of(read_rows, shared)
         if alone:
             arrays["scale"] = arrays["scale"][:, None]
         layers = []
         for site in group:
             read = samples.get(site.x)
-            error = _error(matrix, integers, arrays, read, shared, self.accuracy_level)
+            own = read_rows if site.table else integers
+            error = _error(matrix, own, arrays, read, shared, self.accuracy_level)
             of = "weight" if read is None else "output" + ", random inputs" * self.random
             path, operator = where_is(site.end), site.node.op_type
             scheme = "int8" if alone else self.scheme
@@ -425,9 +429,8 @@ def layout_of(integers: Rows | Blocks, shared: bool) -> dict[str, Array]:
     zeros = integers.zero_points
     role = "int4" if integers.bits == 4 else "uint8"
     arrays = {role: integers.integers, "scale": integers.scales, "zero_point": zeros}
-    if integers.shift is not None:
-        arrays["shift"] = integers.shift
-    return arrays
+    further = {"shift": integers.shift, "rest": integers.rest}
+    return arrays | {role: array for role, array in further.items() if array is not None}
 
 
 def named(graph: ir.Graph, name: str, tensor: ir.LazyTensor) -> ir.Value:

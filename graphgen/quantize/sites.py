@@ -1,6 +1,5 @@
 """What is quantized: products with a constant matrix, tables of rows, and what is put there."""
 
-import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
@@ -29,6 +28,7 @@ AccuracyLevel: TypeAlias = Literal[0, 4]
 """Of MatMulNBits: 0 reads floats as they are, 4 rounds them to int8 in blocks: mostly faster."""
 
 _TINY = 1e-30  # instead of 0, the largest of a block of zeros
+_BYTES = ("uint8", "zero_point")
 _SMALL = 2048  # weights of a table below which there is nothing to gain
 _FLOAT = ir.DataType.FLOAT
 
@@ -220,12 +220,19 @@ def rows(site: Site, made: Mapping[str, ir.Value], shape: tuple[int, ...]) -> Te
             factors = ops.unsqueeze(factors, [-1])
         return q * factors
     if "uint8" in made:
-        q, zeros = (ops.gather(given[role], indices) for role in ("uint8", "zero_point"))
-        blocks = ops.cast(q, to=_FLOAT) - ops.unsqueeze(ops.cast(zeros, to=_FLOAT), [-1])
-        blocks = blocks * ops.unsqueeze(ops.gather(scale, indices), [-1])
-        y = ops.reshape(blocks, [*(ops.dim(indices, i) for i in range(indices.ndim)), -1])
-        padded = math.prod(_sizes(made["uint8"])[1:])
-        return y if padded == shape[1] else ops.slice_(y, [0], [shape[1]], [-1])
+        q, zeros = (ops.cast(ops.gather(given[n], indices), to=_FLOAT) for n in _BYTES)
+        count, size = _sizes(made["uint8"])[1:]
+        leading = [ops.dim(indices, i) for i in range(indices.ndim)]
+        steps = q - ops.unsqueeze(zeros, [-1])
+        if "rest" in made:
+            pairs = ops.cast(ops.gather(given["rest"], indices), to=_FLOAT)
+            second = ops.floor(pairs * np.float32(1 / 16))
+            both = [ops.unsqueeze(e, [-1]) for e in (pairs - second * np.float32(16), second)]
+            finer = ops.reshape(ops.concat(*both, axis=-1), [*leading, count, size])
+            steps = steps + (finer * np.float32(1 / 16) - np.float32(0.5))
+        blocks = steps * ops.unsqueeze(ops.gather(scale, indices), [-1])
+        y = ops.reshape(blocks, [*leading, count * size])
+        return y if count * size == shape[1] else ops.slice_(y, [0], [shape[1]], [-1])
     table, size = ops.reshape(given["int4"], [shape[0], -1]), _block_size(made["int4"], 4)
     return gather_block_quantized(table, indices, scale, given["zero_point"], block_size=size)
 

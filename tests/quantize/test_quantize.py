@@ -757,6 +757,44 @@ def test_weights_of_eight_bits_multiply_x_as_it_is(columns: int, block_size: int
     assert report.layers[0].error < 0.02
 
 
+@EIGHT
+@pytest.mark.parametrize("block_size", [16, 64])
+@pytest.mark.parametrize("columns", [64, 40, 7])
+def test_rows_have_four_bits_more_than_the_products_of_their_table(
+    columns: int, block_size: Any
+) -> None:
+    table = weights(400, columns)
+    table[3], table[4], table[5, 1:] = 0, np.float32(1e30), 0  # one beyond float16
+
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            self.weight = Parameter(table.shape, initialize=lambda rng, shape: table)
+
+        def __call__(self, i: Any, x: Any) -> Any:
+            rows = ops.gather(self.weight, i)
+            return {"rows": rows, "y": x @ ops.transpose(self.weight, perm=[1, 0])}
+
+    model = gg.build(Tied(), i=gg.int64["n", 2], x=gg.float32["m", columns])
+    quantized, report = quantize(model, "weights8", calibration=(), block_size=block_size)
+    assert [layer.scheme for layer in report.layers] == ["weights8"] * 2
+    i = np.arange(400).reshape(200, 2)
+    x = RNG.standard_normal((5, columns)).astype(np.float32)
+    rows, y = run_plain(quantized, {"i": i, "x": x})
+    rows, rounded = rows.reshape(table.shape), to_blocks(table, bits=8, block_size=block_size)
+    np.testing.assert_array_equal(rows[3], 0)
+    np.testing.assert_array_equal(rows[5, 1:], 0)
+    np.testing.assert_array_equal(rows, rounded.finer(table).dequantized())
+    whole = np.delete(np.arange(400), 4)
+    lost = [relative_rms(table[whole], found[whole]) for found in (rounded.dequantized(), rows)]
+    assert lost[1] < lost[0] / 8 and np.isfinite(rows).all()
+    wanted = x @ rounded.dequantized().T
+    assert relative_rms(wanted[:, whole], y[:, whole]) < 1e-4
+    by_operator = {layer.operator: layer.error for layer in report.layers}
+    assert by_operator["Gather"] < by_operator["MatMul"] / 8
+    empty = run_plain(quantized, {"i": np.zeros((0, 2), np.int64), "x": x})
+    assert empty[0].shape == (0, 2, columns)
+
+
 @pytest.mark.parametrize("symmetric, most", [(False, 0.0032), (True, 0.0038)])
 def test_scales_of_eight_bits_are_searched_close_to_the_range(symmetric: bool, most: float) -> None:
     w = np.random.default_rng(0).standard_normal((256, 512)).astype(np.float32)
