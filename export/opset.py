@@ -14,6 +14,7 @@ from onnx_ir.passes import common
 from graphgen.errors import GraphgenError
 from graphgen.graph import bytes_of
 from graphgen.infer import OPSET, schema_of
+from graphgen.maps import from_proto, to_proto
 from graphgen.op import TABLE
 from graphgen.ops.versions import INFERRED_ANEW, REDEFINED, raise_redefined, raise_scans
 from graphgen.places import block_of
@@ -234,12 +235,12 @@ def _convert(model: ir.Model) -> ir.Graph:
         # The runtime has some before ONNX: LayerNormalization, in files that it has optimized.
         if not node.domain and schema_of("", node.op_type, present) is None:
             node.domain, light.graph.opset_imports[UNCHECKED] = UNCHECKED, 1
-    proto = onnx.shape_inference.infer_shapes(ir.to_proto(light))
+    proto = onnx.shape_inference.infer_shapes(to_proto(light))
     proto = onnx.version_converter.convert_version(proto, OPSET)
     checked = onnx.ModelProto.FromString(proto.SerializeToString())
     hide_from_checker(checked)
     onnx.checker.check_model(checked)
-    graph = ir.from_proto(proto).graph
+    graph = from_proto(proto).graph
     for node in graph.all_nodes():
         node.domain = "" if node.domain == UNCHECKED else node.domain
     inputs = {value.name: value for value in graph.inputs}

@@ -21,6 +21,7 @@ from graphgen.files import path_of, regular
 from graphgen.garbage import uncollected
 from graphgen.graph import CONSTANT
 from graphgen.infer import OPSET
+from graphgen.maps import from_proto
 from graphgen.model import readable
 from graphgen.traits import Trait, has
 
@@ -50,15 +51,9 @@ def load(path: str | os.PathLike[str]) -> ir.Model:
     path = path_of(path, "load")
     who = f"load({path.name})"
     proto, mapped = _read(path, who)
-    for value in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info):
-        if _has_map(value.type):
-            raise GraphgenError(
-                f"{who}: {value.name} holds maps (dictionaries), which graphgen does not take; "
-                "skl2onnx and onnxmltools leave them out with the option zipmap=False"
-            )
     try:
         check_file(proto)
-        model = readable(ir.from_proto(proto))
+        model = readable(from_proto(proto))
         model.graph.name = model.graph.name or "main"
         declared = {value.name: value.shape for value in model.graph.outputs}
         for graph in model.graphs():
@@ -207,11 +202,3 @@ def _mapped(tensor: ir.ExternalTensor, folder: Path) -> ir.TensorProtocol:
         return in_memory(tensor)
     except Exception as error:  # hard links are refused, for example
         raise GraphgenError(f"{what}, which cannot be mapped: {error}") from error
-
-
-def _has_map(kind: onnx.TypeProto) -> bool:
-    """Whether a type is a map, or a sequence or optional of maps, which onnx_ir cannot hold."""
-    for outer in ("sequence_type", "optional_type"):
-        if kind.HasField(outer):
-            return _has_map(getattr(kind, outer).elem_type)
-    return bool(kind.HasField("map_type"))

@@ -28,6 +28,7 @@ from graphgen.files import path_of
 from graphgen.garbage import uncollected
 from graphgen.graph import ModelLike, bytes_of, model_in
 from graphgen.infer import OPSET, schema_of
+from graphgen.maps import to_proto
 from graphgen.runtime import OPTIONS_KEY
 from graphgen.traits import NONE, TRAITS, Trait
 
@@ -245,7 +246,7 @@ def write_data(
 
 def _to_proto(model: ir.Model) -> onnx.ModelProto:
     with unwrapped():  # from a weight that is read lazily
-        proto = ir.to_proto(model)
+        proto = to_proto(model)
     _clean_types(proto.graph, model.graph.opset_imports)
     for function in proto.functions:
         del function.value_info[:]

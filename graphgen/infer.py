@@ -18,6 +18,7 @@ from onnx_shape_inference import OpUsageError, ShapeInferenceContext, ShapeInfer
 
 from graphgen.errors import GraphgenError, user_line
 from graphgen.forms import MADE_UP, TEXTS, readable
+from graphgen.maps import holds_maps
 from graphgen.operands import onnx_dtype
 from graphgen.repeats import ELEMENT, operands_of, recall, remember
 from graphgen.rounded import FileSizes, without_doubt
@@ -267,7 +268,7 @@ def _run_rules(node: ir.Node, context: ShapeInferenceContext) -> None:
         schema, proto, types, small, opset_imports=imports
     )
     for i, output in enumerate(node.outputs):
-        if f"o{i}" in found:
+        if f"o{i}" in found and not holds_maps(found[f"o{i}"]):
             info = ir.serde.deserialize_value_info_proto(
                 onnx.ValueInfoProto(name=f"o{i}", type=found[f"o{i}"]), None
             )

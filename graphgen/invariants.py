@@ -4,6 +4,7 @@ import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
 from graphgen.graph import all_values
+from graphgen.maps import MAPS
 from graphgen.subgraphs import subgraphs_of
 
 
@@ -42,7 +43,8 @@ def _verify(graph: ir.Graph, outside: set[ir.Value], imports: dict[str, int], wh
             raise GraphgenError(
                 f"{value.name}{when}: used by {stray[0].op_type}, which is in no graph"
             )
-    made = known - outside
+    made, maps = known - outside, graph.meta.get(MAPS, {})
     for value in graph.outputs:
-        if value not in made or (value.type is None and not outside):
+        typed = value.type is not None or value.name in maps
+        if value not in made or not (typed or outside):
             raise GraphgenError(f"output {value.name}{when}: it is not made, or has no type")

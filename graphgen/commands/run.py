@@ -19,6 +19,12 @@ def run(options: argparse.Namespace) -> None:
     from graphgen.export.write import replacing
 
     session = gg.Session(options.model, provider=options.provider, strict=options.strict)
+    for name, kind in session.outputs.items():
+        if kind.dtype is None:
+            raise gg.GraphgenError(
+                f"run: the output {name} is a sequence or a map, which no .npz file holds; call "
+                "gg.Session(...) in Python, which returns lists and dictionaries"
+            )
     results: dict[str, Any] = dict(zip(session.outputs, session(feeds(options.input)), strict=True))
     with replacing("output", *filter(None, [options.output])) as files:
         for file in files:

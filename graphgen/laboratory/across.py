@@ -23,6 +23,7 @@ from graphgen.export.session import Session, model_of
 from graphgen.export.write import to_bytes
 from graphgen.graph import ModelLike
 from graphgen.laboratory.sides import Against, Other, Side, check, side_of
+from graphgen.maps import from_proto
 from graphgen.measure.accuracy import differ, finite
 from graphgen.measure.cost import used_outputs
 from graphgen.measure.feeds import at_sizes, given_sizes, invent
@@ -183,7 +184,7 @@ def across(
                     models = dict(zip(BOTH, _with_all_inputs(own, part), strict=True))
                 given = _fed(next(iter(models.values())), values)
                 if side.alone:  # as `export` writes it, for runtimes as old as can read it
-                    models = {"node": ir.from_proto(onnx.load_from_string(to_bytes(part)))}
+                    models = {"node": from_proto(onnx.load_from_string(to_bytes(part)))}
                 folder = write(Path(output), node.op_type, models, given, side.script)
                 found.folder = str(folder)
     side.check_that_it_ran()

@@ -16,6 +16,7 @@ import onnx_ir as ir
 from rich.console import Console
 from rich.progress import Progress
 
+from graphgen import maps
 from graphgen.arguments import checked
 from graphgen.errors import GraphgenError, one_of
 from graphgen.export.read import load
@@ -267,7 +268,7 @@ class _Work:
 
     def _counted(self, row: Row, path: Path, model: ir.Model | None) -> Row:
         """The row with the node count of its file, and the costs of its model in each phase."""
-        row.nodes = sum(not has(n, Trait.CONSTANT) for n in ir.load(path).graph.all_nodes())
+        row.nodes = sum(not has(n, Trait.CONSTANT) for n in maps.load(path).graph.all_nodes())
         if model is not None:
             row.parameters = sum(cost.elements(v) for v in parameters(model.graph).values())
             figures = [_costs(model, sizes) for sizes in self.found.dims.values()]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from graphgen import maps
 from graphgen.runtime import DISABLED, Provider, Session, import_runtime
 
 _GRAPH = ir.AttributeType.GRAPH
@@ -74,7 +75,7 @@ def optimized(path: Path, folder: Path, options: Mapping[str, str], provider: Pr
         settings.add_session_config_entry(key, value)
     try:
         ort.InferenceSession(path, settings, providers=_providers(provider))
-        model = ir.load(saved)
+        model = maps.load(saved)
         model.graph.sort()  # the runtime accepts nodes in any order, and keeps the file's
         return model
     except Exception:

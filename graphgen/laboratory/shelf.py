@@ -8,6 +8,7 @@ import onnx_ir as ir
 from graphgen.export.opset import in_memory
 from graphgen.export.valid import check_file
 from graphgen.export.write import Beside, export, tensors_of, write_data
+from graphgen.maps import from_proto, to_proto
 
 
 class Shelf:
@@ -39,7 +40,7 @@ class Shelf:
     def copy(self, source: Path, name: str) -> Path:
         """The file that the first model was read from, node for node."""
         check_file(proto := onnx.load(source, load_external_data=False))
-        model, path = ir.from_proto(proto), self.folder / f"{name}.onnx"
+        model, path = from_proto(proto), self.folder / f"{name}.onnx"
         ir.external_data.set_base_dir(model.graph, source.parent)
         for value, tensor in list(tensors_of(model)):
             shelved = self._by_name.get(str(value.name))
@@ -48,5 +49,5 @@ class Shelf:
                 value.const_value = shelved
             elif isinstance(tensor, ir.ExternalTensor):
                 value.const_value = in_memory(tensor)
-        path.write_bytes(ir.to_proto(model).SerializeToString())
+        path.write_bytes(to_proto(model).SerializeToString())
         return path

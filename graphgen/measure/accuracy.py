@@ -82,9 +82,14 @@ def divergence(logits: Array, others: Array) -> Array:
 
 
 def tensors(results: Iterable[Any]) -> Iterator[Array]:
-    """All arrays of results, of which sequences hold several."""
+    """All arrays of results, of which sequences hold several, and maps their keys and values."""
     for x in results:
-        yield from tensors(x) if isinstance(x, list) else [np.asarray(x)]
+        if isinstance(x, dict):
+            values = np.asarray([*x.values()])  # where they are floats, they are float32
+            yield np.asarray([*x])
+            yield values.astype(np.float32) if values.dtype == np.float64 else values
+        else:
+            yield from tensors(x) if isinstance(x, list) else [np.asarray(x)]
 
 
 def _texts(array: Array) -> list[Any]:

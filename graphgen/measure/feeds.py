@@ -206,7 +206,8 @@ def _array(value: ir.Value, shape: Sequence[int], rng: np.random.Generator, kind
 
     Raises GraphgenError for more axes than NumPy has, and more elements than memory.
     """
-    assert value.dtype is not None
+    if value.dtype is None:
+        raise GraphgenError(f"no array can be invented for {value.name}, which is no tensor")
     try:
         x: Array = np.ones(shape)
     except (ValueError, MemoryError) as error:

@@ -14,6 +14,7 @@ from graphgen.errors import GraphgenError
 from graphgen.forms import MADE_UP
 from graphgen.graph import all_values
 from graphgen.infer import is_named
+from graphgen.maps import to_proto
 from graphgen.measure.feeds import feeds_of_kind, sizes_of
 from graphgen.operands import Array
 from graphgen.passes.legalize import runnable
@@ -107,7 +108,7 @@ def _symbol(i: int, axis: int) -> str:
 def serialized(part: ir.Model) -> bytes:
     """The bytes of a model. Raises GraphgenError if they are too many for one file."""
     try:
-        data: bytes = ir.to_proto(part).SerializeToString()
+        data: bytes = to_proto(part).SerializeToString()
         return data
     except Exception as e:  # protobuf's EncodeError, or a ValueError, by its version
         raise GraphgenError("it takes more than the 2 GiB of one file") from e

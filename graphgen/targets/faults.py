@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
+from graphgen.maps import from_proto
 from graphgen.providers import typed_proto_of
 
 
@@ -79,7 +80,7 @@ def told(
     known = {key: rows for key, rows in faults.items() if key[1] in there}
     if not any(fault.effect for rows in known.values() for fault in rows):
         return []
-    read = ir.from_proto(typed_proto_of(model))
+    read = from_proto(typed_proto_of(model))
     found: dict[str, Counter[str]] = {}
     for node in chain(read.graph.all_nodes(), *(f.all_nodes() for f in read.functions.values())):
         for fault in known.get((node.domain, node.op_type), ()):

@@ -217,17 +217,6 @@ def test_features_of_a_vector_are_a_row(tmp_path: Path) -> None:
     check(FEATURES, tmp_path, x=X.reshape(6, 2))
 
 
-def test_maps_are_refused_with_what_to_do(tmp_path: Path) -> None:
-    text = """
-    <ir_version: 9, opset_import: ["" : 17, "ai.onnx.ml" : 1]>
-    main (float[n,2] x) => (seq(map(int64, float)) y) {
-       y = ai.onnx.ml.ZipMap <classlabels_int64s: ints = [0, 1]> (x)
-    }"""
-    onnx.save(parser.parse_model(text), tmp_path / "m.onnx")
-    with pytest.raises(gg.GraphgenError, match=r"load\(m.onnx\): y holds maps .* zipmap=False"):
-        gg.load(tmp_path / "m.onnx")
-
-
 def test_a_part_without_elements_may_have_other_sizes(tmp_path: Any) -> None:
     """As torchaudio's Emformer joins an empty memory: the runtime does not look at it."""
     text = """<ir_version: 8, opset_import: ["" : 17]>
