@@ -88,6 +88,21 @@ def neutral(node: ir.Node) -> Rewrite | None:
     return Rewrite(x, [x], f"{node.op_type} with {unit:g} changes nothing", may_share=True)
 
 
+@canonical(div)
+def one_over(node: ir.Node) -> Rewrite | None:
+    """1 / x, where the 1 has more dimensions than x, is that of a number, unsqueezed.
+
+    The runtime makes y / x of y · (1 / x), also where the 1 alone has those dimensions, and loses
+    them (onnxruntime 1.32).
+    """
+    one, x = present_inputs(node)
+    array = constant(one)
+    if array is None or scalar(one) != 1.0 or x.shape is None or array.ndim <= len(x.shape):
+        return None
+    further = [*range(array.ndim - len(x.shape))]
+    return Rewrite(unsqueeze(div(array.reshape(()), Value(x)), further), [x], "1 is a number")
+
+
 @canonical(add)
 def choice(node: ir.Node) -> Rewrite | None:
     """x · m + y · (1 - m) = where(m, x, y) for a truth value m."""

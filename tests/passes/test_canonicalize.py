@@ -12,6 +12,7 @@ from small_models import as_in_a_file, relative_rms, run_plain
 import graphgen as gg
 from graphgen import ops
 from graphgen.edit import infer_model
+from graphgen.export.write import to_bytes
 from graphgen.graph import constant, count_operators
 from graphgen.match import Engine
 from graphgen.nn.module import build
@@ -396,3 +397,14 @@ def test_widths_that_depend_on_padded_sizes_are_folded_one_after_the_other(how: 
     assert count_operators(best) == {"Pad": 4, "Tanh": 4}
     assert best.graph.outputs[0].shape == ["b", 3, 14]
     assert np.array_equal(run_plain(best, {"x0": x})[0], run_plain(model, {"x0": x})[0])
+
+
+@pytest.mark.parametrize("shape", [(), (3,), ("a", 3)])
+def test_a_one_that_adds_dimensions_adds_them_in_the_runtime_too(shape: Any) -> None:
+    """It makes y / x of y · (1 / x), and drops the shape of the 1."""
+    one = np.ones((1,) * (len(shape) + 2), np.float32)
+    model = gg.build(lambda x, y: (one / x) * y, x=gg.float32[shape], y=gg.float32[()])
+    best = optimize(model, target="cpu")
+    x = np.arange(1, 1 + 3 ** len(shape), dtype=np.float32).reshape((3,) * len(shape))
+    [result] = gg.Session(to_bytes(best))(x=x, y=np.float32(2))
+    np.testing.assert_array_equal(result, one * 2 / x)
