@@ -665,6 +665,7 @@ LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 4.0, "high_fr
         ),
         ({"rope_scaling": LLAMA3}, "must be with low_freq_factor below high_freq_factor"),
         ({"head_dim": 7}, "head_dim is 7; it must be an even number of features"),
+        ({"rope_theta": 1e-3}, "rope_theta is 0.001; it must be at least 1"),
     ],
 )
 def test_rotary_fields_that_transformers_reads_otherwise_are_refused(

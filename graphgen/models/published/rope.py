@@ -119,8 +119,8 @@ def _rotary(
         config.refuse("rope_parameters", given, f"of {kind}'s fields only, without {unknown}")
     if turned % 2:
         config.refuse("head_dim", turned, "an even number of features")
-    if theta <= 0.0:
-        config.refuse("rope_theta", theta, "above 0")
+    if not theta >= 1.0:  # else angles grow beyond what float32 tells apart
+        config.refuse("rope_theta", theta, "at least 1")
     plain = rotary_frequencies(turned, theta=theta)
     if kind == "longrope":
         return _longrope(config, plain, given, longest)
