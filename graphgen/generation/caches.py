@@ -172,12 +172,13 @@ class Decoder:
         present: Mapping[str, Buffer],
         kept: int = 1,
         session: Session | None = None,
+        ends: Array | None = None,
     ) -> Array:
         """Return the last logits, (R, kept, vocabulary); write keys and values into `present`."""
         outputs = {name.replace(PAST, PRESENT): array for name, array in present.items()}
         fitted = self._fit({**feeds, KEPT: kept})
         bound = (session or self.session).bind({**fitted, **past}, outputs)
-        return self._last(bound(), kept)
+        return self._last(bound(), kept, ends)
 
     def _picked(self, rows: Any, part: str = "") -> dict[str, Buffer]:
         """These rows, or what slices choose, of the keys and values with `part` in their names."""
@@ -188,9 +189,17 @@ class Decoder:
                     picked[name] = self.session.place(np.ascontiguousarray(array[rows]))
         return picked
 
-    def _last(self, outputs: Sequence[Array], kept: int = 1) -> Array:
-        """The logits of the last tokens, (R, kept, vocabulary), in float32."""
-        return outputs[self._logits][:, -kept:].astype(np.float32, copy=False)
+    def _last(self, outputs: Sequence[Array], kept: int = 1, ends: Array | None = None) -> Array:
+        """The logits of the last tokens, (R, kept, vocabulary), in float32.
+
+        Rows have `ends` tokens, with padding behind them, or all as many. Graphs that choose the
+        last themselves give no others.
+        """
+        logits = outputs[self._logits]
+        if ends is not None and logits.shape[1] > kept:
+            places = ends[:, None] + np.arange(-kept, 0)
+            logits = np.take_along_axis(logits, places[:, :, None], axis=1)
+        return logits[:, -kept:].astype(np.float32, copy=False)
 
     def _fit(self, feeds: Mapping[str, Any]) -> dict[str, Array]:
         """Copies of those feeds that the graph has as inputs, in its dtypes."""
@@ -268,7 +277,8 @@ class InPlace(Decoder):
         # Tokens that are only checked have to give what reading them one by one gives.
         reader = self.reader if prompt else None
         other = reader.session if reader is not None and ids.size >= reader.least else None
-        return self._run(feeds, own, own, kept, other)
+        ends = np.asarray(mask).sum(axis=1, dtype=np.int64) - at
+        return self._run(feeds, own, own, kept, other, ends)
 
     def _bind(self, capacity: int) -> None:
         """Bind all buffers for every step to come; the mask is as long as they are."""

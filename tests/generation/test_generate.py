@@ -148,6 +148,18 @@ def test_weights_may_be_quantized(graph: Any, scheme: str, monkeypatch: pytest.M
     assert rows[0] == rows[1] and len(rows[0]) == 3
 
 
+def test_a_graph_that_gives_all_logits_has_those_of_each_row(
+    graph: Any, greedy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows are padded behind their last token, and the last of all is none of theirs."""
+    monkeypatch.setattr(decoders, "keep_last", lambda model, several: False)
+    found = gg.generate(graph, PROMPTS, max_new_tokens=20, threads=1)
+    list(found)
+    assert type(found._decoder) is InPlace
+    assert found._decoder.session.outputs["logits"].dims[1] not in (KEPT, 1)
+    assert found.tokens == greedy
+
+
 def test_one_row_is_as_in_a_batch(generator: Generator, greedy: Any) -> None:
     for prompt, wanted in zip(PROMPTS, greedy, strict=True):
         found = generator(prompt, max_new_tokens=20)
