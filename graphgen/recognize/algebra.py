@@ -246,52 +246,70 @@ def _atoms(
         yield from readings
 
 
-def difference(wanted: Frozen, given: Frozen, tolerance: float, depth: int = 0) -> tuple[int, str]:
+def difference(wanted: Frozen, given: Frozen, tolerance: float) -> tuple[int, str]:
     """What keeps `given` from being `wanted`, and how near it is; (-1, "") for nothing."""
-    if len(wanted) != len(given):
-        return 2 * depth, f"{text(given)} where {text(wanted)} is wanted"
-    found = (-1, "")
-    for (m, c), (n, d) in zip(_ordered(wanted), _ordered(given), strict=True):
-        here = f"{_term(n, d)} where {_term(m, c)} is wanted"
-        if len(m) != len(n) or _numbers(c, d, {}, tolerance) is None:
-            found = max(found, (2 * depth + 1, here))
-            continue
-        for (a, p), (b, q) in zip(_factors_of(m), _factors_of(n), strict=True):
-            if isinstance(a, Atom) and isinstance(b, Atom) and a.kind == b.kind:
-                for w, g in zip(a.parts, b.parts, strict=True):
-                    found = max(found, difference(w, g, tolerance, depth + 1))
-            same = next(_atoms(a, b, {}, tolerance), None) is not None
-            if not same or _numbers(p, q, {}, tolerance) is None:
-                found = max(found, (2 * depth + 1, here))
-    return found
+    return _Words().difference(wanted, given, tolerance, 0)
 
 
-def text(form: Frozen) -> str:
-    """A form in readable text; ? is any number."""
-    return " + ".join(_term(m, c) for m, c in _ordered(form)).replace("+ -", "- ") or "0"
+class _Words:
+    """Forms in readable text; ? is any number. Atoms hold each other, and are written once."""
+
+    def __init__(self) -> None:
+        self._written: dict[Atom, str] = {}
+
+    def difference(
+        self, wanted: Frozen, given: Frozen, tolerance: float, depth: int
+    ) -> tuple[int, str]:
+        if len(wanted) != len(given):
+            return 2 * depth, f"{self._text(given)} where {self._text(wanted)} is wanted"
+        found = (-1, "")
+        for (m, c), (n, d) in zip(self._ordered(wanted), self._ordered(given), strict=True):
+            here = 2 * depth + 1, f"{self._term(n, d)} where {self._term(m, c)} is wanted"
+            if len(m) != len(n) or _numbers(c, d, {}, tolerance) is None:
+                found = max(found, here)
+                continue
+            for (a, p), (b, q) in zip(self._factors(m), self._factors(n), strict=True):
+                if isinstance(a, Atom) and isinstance(b, Atom) and a.kind == b.kind:
+                    for w, g in zip(a.parts, b.parts, strict=True):
+                        found = max(found, self.difference(w, g, tolerance, depth + 1))
+                same = next(_atoms(a, b, {}, tolerance), None) is not None
+                if not same or _numbers(p, q, {}, tolerance) is None:
+                    found = max(found, here)
+        return found
+
+    def _text(self, form: Frozen) -> str:
+        terms = " + ".join(self._term(m, c) for m, c in self._ordered(form))
+        return terms.replace("+ -", "- ") or "0"
+
+    def _term(self, m: Monomial, c: float) -> str:
+        factors = self._factors(m)
+        words = [self._factor(a) + ("" if e == 1 else f"^{_digits(e)}") for a, e in factors]
+        return "·".join(([_digits(c)] if c != 1 or not words else []) + words)
+
+    def _factor(self, atom: Atom | ir.Value) -> str:
+        if isinstance(atom, ir.Value):
+            return str(atom.name)
+        if atom == X:
+            return "x"
+        if atom not in self._written:
+            name = {"sum": "", "Log": "ln", "Σ": "Σ"}.get(atom.kind)
+            name = atom.kind.removeprefix("Reduce").lower() if name is None else name
+            inner = ", ".join(map(self._text, atom.parts))
+            few = inner if len(inner) <= _LONGEST else f"{inner[:_LONGEST]}…"
+            self._written[atom] = f"{name}({few})"
+        return self._written[atom]
+
+    def _ordered(self, form: Frozen) -> list[tuple[Monomial, float]]:
+        return sorted(form, key=lambda term: self._term(term[0], 1.0))
+
+    def _factors(self, m: Monomial) -> list[tuple[Atom | ir.Value, float]]:
+        return sorted(m, key=lambda factor: self._factor(factor[0]))
 
 
-def _term(m: Monomial, c: float) -> str:
-    factors = [_factor(a) + ("" if e == 1 else f"^{_digits(e)}") for a, e in _factors_of(m)]
-    return "·".join(([_digits(c)] if c != 1 or not factors else []) + factors)
+_LONGEST = 200
+"""Characters of an atom's operands: formulas of many layers are longer than anybody reads."""
 
 
 def _digits(number: float) -> str:
     unknown = math.isclose(abs(number), UNKNOWN, rel_tol=1e-6)
     return f"{'-' if number < 0 else ''}?" if unknown else f"{number:.6g}"
-
-
-def _factor(atom: Atom | ir.Value) -> str:
-    if isinstance(atom, ir.Value):
-        return str(atom.name)
-    name = {"sum": "", "Log": "ln"}.get(atom.kind, atom.kind.removeprefix("Reduce"))
-    inner = ", ".join(map(text, atom.parts))
-    return name if atom == X else f"{name if name == 'Σ' else name.lower()}({inner})"
-
-
-def _ordered(form: Frozen) -> list[tuple[Monomial, float]]:
-    return sorted(form, key=lambda term: _term(term[0], 1.0))
-
-
-def _factors_of(m: Monomial) -> list[tuple[Atom | ir.Value, float]]:
-    return sorted(m, key=lambda factor: _factor(factor[0]))
