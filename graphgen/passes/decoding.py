@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from graphgen import ops
 from graphgen.edit import infer_model, tidy
-from graphgen.graph import operator_name, present_inputs, produced_by, uses_outputs_beyond
+from graphgen.graph import constant, operator_name, present_inputs, produced_by, uses_outputs_beyond
 from graphgen.infer import same_dim
 from graphgen.match import (
     Engine,
@@ -30,6 +30,7 @@ from graphgen.passes import optimize
 from graphgen.places import where_is
 from graphgen.recognize.decoders import behind, joined
 from graphgen.recognize.masks import causal_window
+from graphgen.recognize.terms import multiplied, sum_of_terms
 from graphgen.record import current_tape
 from graphgen.targets import Target
 from graphgen.traits import Trait, has
@@ -121,6 +122,7 @@ def keep_last(model: ir.Model, name: str = "logits", *, several: bool = False) -
     if not above:
         return False
     x, first = above[-1]
+    inside = _between(x, y)
     cached = next((n for n in model.graph if is_a(n, ops.group_query_attention)), None)
     kept = ir.val(KEPT, ir.DataType.INT64, []) if several else None
     if kept is not None:
@@ -136,6 +138,8 @@ def keep_last(model: ir.Model, name: str = "logits", *, several: bool = False) -
 
     engine = Engine(context=context)
     engine.run("keep_last", model, {operator_name(first): [choose]})
+    for value in {v for node in inside for v in node.outputs} - {v for v, _ in above} - {y}:
+        value.shape = None  # within a product of two terms, (2, B, T, K)
     for value in (y, *(v for _, node in above for v in node.outputs)):
         if value.shape is not None and len(value.shape) == 3:
             value.shape = ir.Shape([value.shape[0], KEPT if several else 1, value.shape[2]])
@@ -213,22 +217,55 @@ def _above(y: ir.Value) -> list[tuple[ir.Value, ir.Node]]:
     """Values (B, T, ·) that y is computed from row by row, with their readers, nearest first."""
     found: list[tuple[ir.Value, ir.Node]] = []
     value = y
-    while (node := value.producer()) is not None and has(node, Trait.BY_ROWS):
-        made = dict.fromkeys(v for v in present_inputs(node) if not _is_static(v))
-        makers = {produced_by(v, dynamic_quantize_linear) for v in made}
-        if len(makers) == 1 and (quantized := makers.pop()) is not None:
-            made, node = dict.fromkeys(present_inputs(quantized)), quantized
-        if len(made) != 1 or not _goes_by_rows(node):
-            break
-        [value] = made
+    while (read := _read_by_rows(value)) is not None:
+        value, node = read
         if value.shape is None or y.shape is None or len(value.shape) != 3:
             break
         if not all(map(same_dim, value.shape[:2], y.shape[:2])):
             break
         found.append((value, node))
-        if len(value.uses()) > 1:
+        if len(value.uses()) > 1 or value.is_graph_output():
             break
     return found
+
+
+def _read_by_rows(y: ir.Value) -> tuple[ir.Value, ir.Node] | None:
+    """The value whose rows make the rows of y, and what reads it first, if there is one."""
+    node = y.producer()
+    if node is None:
+        return None
+    product = multiplied(node)
+    x = None if product is node or product.inputs[0] is None else sum_of_terms(product.inputs[0])
+    if x is not None:
+        between = _between(x, y)
+        readers = {use.node for use in x.uses()} & between
+        free = x.shape is not None and len(x.shape) > 1 and not isinstance(x.shape[1], int)
+        return (x, readers.pop()) if free and len(readers) == 1 else None
+    if not has(node, Trait.BY_ROWS):
+        return None
+    made = dict.fromkeys(v for v in present_inputs(node) if not _is_static(v))
+    makers = {produced_by(v, dynamic_quantize_linear) for v in made}
+    if len(makers) == 1 and (quantized := makers.pop()) is not None:
+        made, node = dict.fromkeys(present_inputs(quantized)), quantized
+    return (next(iter(made)), node) if len(made) == 1 and _goes_by_rows(node) else None
+
+
+def _between(x: ir.Value, y: ir.Value) -> set[ir.Node]:
+    """The nodes that make y of x and constants alone, and nothing else but y; else none."""
+    last = y.producer()
+    found = set() if last is None else {last}
+    left = [*found]
+    while left:
+        for value in present_inputs(left.pop()):
+            node = value.producer()
+            if value is x or _is_static(value) or constant(value) is not None or node in found:
+                continue
+            if node is None:
+                return set()
+            found.add(node)
+            left.append(node)
+    used = {use.node for node in found - {last} for y in node.outputs for use in y.uses()}
+    return found if used <= found else set()
 
 
 @dataclass

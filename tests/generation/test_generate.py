@@ -11,6 +11,7 @@ import jsonschema
 import numpy as np
 import onnx_ir as ir
 import pytest
+from schemes import SCHEMES
 from small_models import pretend_no_placement, vary
 
 import graphgen as gg
@@ -134,7 +135,7 @@ def test_tokens_are_those_of_the_whole(
     assert found.prefill[0] == 14 and found.decode[0] == 57 and found.decode[1] > 0
 
 
-@pytest.mark.parametrize("scheme", ["int8", "int4"])
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_weights_may_be_quantized(graph: Any, scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Row by row: in int8 the scale of activations is that of all rows, padding included."""
     small, _ = quantize(graph, scheme, threshold=9.0)
@@ -146,6 +147,10 @@ def test_weights_may_be_quantized(graph: Any, scheme: str, monkeypatch: pytest.M
         found = [generator(prompt, max_new_tokens=20) for prompt in PROMPTS]
         rows.append([own.tokens[0] for own in found if list(own)])
     assert rows[0] == rows[1] and len(rows[0]) == 3
+    if scheme != "int8":
+        together = gg.generate(small, PROMPTS, max_new_tokens=20, threads=1)
+        list(together)
+        assert together.tokens == rows[0]
 
 
 def test_a_graph_that_gives_all_logits_has_those_of_each_row(

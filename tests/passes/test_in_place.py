@@ -199,6 +199,19 @@ def test_the_reference_has_the_same_cache(models: Any) -> None:
         assert relative_rms(wanted, buffer) < ROUNDING
 
 
+def test_what_is_an_output_too_has_all_tokens(models: Any) -> None:
+    model, _, tokens, *_ = models
+    model = model.clone()
+    states = next(v for v in model.graph.outputs[0].producer().inputs if v.producer() is not None)
+    model.graph.outputs.append(states)
+    whole, last = Runner(model), Runner(kept(model))
+    (logits, wanted), (own, found) = (
+        run.session.run(["logits", states.name], run.feeds(tokens[0])) for run in (whole, last)
+    )
+    assert found.shape == wanted.shape and relative_rms(wanted, found) < ROUNDING
+    assert relative_rms(logits[:, -1:], own) < ROUNDING
+
+
 def test_the_last_of_a_growing_graph(models: Any) -> None:
     model, _, tokens, *_ = models
     given = Runner(kept(model)).whole(tokens[0])

@@ -11,7 +11,7 @@ from graphgen import ops
 from graphgen.bits import Blocks, Rows
 from graphgen.errors import GraphgenError
 from graphgen.graph import constant, produced_by
-from graphgen.infer import describe, same_dim, same_shape
+from graphgen.infer import describe, same_dim
 from graphgen.match import Engine, Pass, PassReport, Rewrite
 from graphgen.op import Op, find_op, is_a, read_attributes
 from graphgen.operands import Array
@@ -34,6 +34,7 @@ from graphgen.passes.training.adapters import (
     module_of,
     sites_of,
 )
+from graphgen.recognize.terms import multiplied, source, sum_of_terms
 from graphgen.traits import Trait
 from graphgen.value import Tensor, adopt
 
@@ -68,7 +69,7 @@ def products(model: ir.Model) -> dict[ir.Node, Linear]:
 
 
 def _quantized_at(node: ir.Node) -> Linear | None:
-    product, x = _multiplied(node), _operand(node)
+    product, x = multiplied(node), _operand(node)
     integers = product.inputs[1] if is_a(product, *_QUANTIZED) else None
     if x is None or x.shape is None or integers is None or constant(integers) is None:
         return None
@@ -83,61 +84,17 @@ def _quantized_at(node: ir.Node) -> Linear | None:
     return Linear(module, integers, False, 1.0, (size, out))
 
 
-def _multiplied(node: ir.Node) -> ir.Node:
-    """The product whose two results a node sums up, over their first axis; else the node."""
-    product = produced_by(node.inputs[0], matmul_nbits) if is_a(node, ops.reduce_sum) else None
-    over = product is not None and len(node.inputs) > 1 and _are(node.inputs[1], [0])
-    return product if product and over and node.attributes.get_int("keepdims", 1) == 0 else node
-
-
-def _source(x: ir.Value | None, *kinds: Op) -> ir.Value | None:
-    """What the node of such a kind that makes a value reads first."""
-    node = produced_by(x, *kinds)
-    return None if node is None else node.inputs[0]
-
-
-def _sum_of_terms(terms: ir.Value) -> ir.Value | None:
-    """x, if `terms` are t and x - t along a new first axis, maybe with columns of zeros behind.
-
-    Whatever t is, the products with both terms add up to that with x: products are linear.
-    """
-    both = produced_by(_source(terms, _reshape), ops.concat)
-    if both is None or len(both.inputs) != 2 or both.attributes.get_int("axis", -1) != 0:
-        return None
-    nodes = [produced_by(term, ops.unsqueeze) for term in both.inputs]
-    if not all(node is not None and _are(node.inputs[1], [0]) for node in nodes):
-        return None
-    first, rest = (_source(term, ops.unsqueeze) for term in both.inputs)
-    less = produced_by(rest, ops.sub)
-    whole = _source(less.inputs[0], _reshape) if less and less.inputs[1] is first else None
-    if whole is None or whole.shape is None or terms.shape is None:
-        return None
-    if not same_shape(terms.shape, ir.Shape([2, *whole.shape])):
-        return None
-    padded = produced_by(whole, ops.pad)
-    if padded is None:
-        return whole
-    pads = constant(padded.inputs[1])
-    behind = pads is not None and not pads[:-1].any() and pads[-1] > 0
-    return padded.inputs[0] if behind and len(padded.inputs) == 2 else whole
-
-
-def _are(x: ir.Value | None, numbers: Sequence[int]) -> bool:
-    array = constant(x)
-    return array is not None and [*array.reshape(-1)] == [*numbers]
-
-
 def _operand(node: ir.Node) -> ir.Value | None:
     """The rows of float32 that a product multiplies; None where they are not known.
 
     Columns in another order, as in checkpoints that were sorted, are not those of the update.
     """
-    product = _multiplied(node)
+    product = multiplied(node)
     x = product.inputs[0] if product.inputs else None
     if is_a(product, matmul_integer_to_float):
-        x = _source(x, dynamic_quantize_linear)
+        x = source(x, dynamic_quantize_linear)
     elif is_a(product, matmul_nbits) and x is not None:
-        whole = _sum_of_terms(x)
+        whole = sum_of_terms(x)
         if (whole is None) != (product is node):  # one term alone, or a sum of other things
             return None
         if whole is None and x.shape and x.shape[-1] != node.attributes.get_int("K", 0):
@@ -159,7 +116,7 @@ def weight_of(node: ir.Node) -> Array:
         return site.matrix()
     site = _quantized_at(node)
     assert site is not None
-    product = _multiplied(node)
+    product = multiplied(node)
     arrays = [None if value is None else constant(value) for value in product.inputs]
     if is_a(product, matmul_integer_to_float):
         q, scale, zero = arrays[1], arrays[3], arrays[5] if len(arrays) > 5 else None
@@ -184,9 +141,9 @@ def _is_shifted(node: ir.Node) -> bool:
     x, sums = _operand(node), [node]
     for y in sums:
         sums += [use.node for use in y.outputs[0].uses() if is_a(use.node, ops.add)]
-    thin = [_source(y, ops.mul) or y for add in sums for y in add.inputs]
-    blocks = [_source(_source(y, *PRODUCTS), ops.reduce_sum) for y in thin]
-    return any(_source(y, _reshape) is x for y in blocks)
+    thin = [source(y, ops.mul) or y for add in sums for y in add.inputs]
+    blocks = [source(source(y, *PRODUCTS), ops.reduce_sum) for y in thin]
+    return any(source(y, _reshape) is x for y in blocks)
 
 
 def _unreadable(site: Linear) -> GraphgenError:
