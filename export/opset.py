@@ -16,7 +16,13 @@ from graphgen.graph import bytes_of
 from graphgen.infer import OPSET, schema_of
 from graphgen.maps import from_proto, to_proto
 from graphgen.op import TABLE
-from graphgen.ops.versions import INFERRED_ANEW, REDEFINED, raise_redefined, raise_scans
+from graphgen.ops.versions import (
+    INFERRED_ANEW,
+    REDEFINED,
+    raise_alone,
+    raise_redefined,
+    raise_scans,
+)
 from graphgen.places import block_of
 from graphgen.record import PATH
 
@@ -192,18 +198,22 @@ def _with_newer(present: int, nodes: Sequence[ir.Node]) -> int:
 def lift(model: ir.Model, who: str) -> None:
     """Raise the standard opset to `OPSET` if it is lower, without touching weights.
 
-    If some node would change its meaning, onnx converts the graph; since it drops all that nodes
-    carry, their origin is written into them first. Raises a GraphgenError that names the operators
-    that cannot be raised.
+    If a node would change its meaning, other than reductions, onnx converts the graph; since it
+    drops all that nodes carry, their origin is written into them first. Raises a GraphgenError that
+    names the operators that cannot be raised.
     """
     _mark_places(model)
     present = model.graph.opset_imports.setdefault("", OPSET)
     if present >= OPSET:
         return
-    changed = {n.op_type for n in _standard_nodes(model) if not keeps_meaning(n, present, OPSET)}
-    if changed or present < OLDEST:
+
+    def redefined(node: ir.Node) -> bool:
+        return not keeps_meaning(node, present, OPSET)
+
+    changed = {n.op_type for n in _standard_nodes(model) if redefined(n)}
+    if present < OLDEST or (changed and not raise_alone(model, redefined)):
         try:
-            raise_redefined(model, lambda n: not keeps_meaning(n, present, OPSET), UNCHECKED)
+            raise_redefined(model, redefined, UNCHECKED)
             _without_batches(model)
             model.graph = _convert(model)
         except Exception as error:  # every adapter raises its own

@@ -1,7 +1,7 @@
 """What the schemas of standard operators do not say of their versions."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import onnx_ir as ir
 
@@ -101,7 +101,19 @@ def _batch_normalization(node: ir.Node, add: _Add) -> ir.Value | None:
     return add(node.op_type, *node.inputs, **given, training_mode=1, outputs=3)
 
 
-_RAISED: dict[str, Callable[[ir.Node, _Add], ir.Value | None]] = {
+def _reduction(node: ir.Node, add: _Add) -> ir.Value:
+    """Before opset 18 (a sum's, 13), axes are an attribute; none are all."""
+    given = {n: a.value for n, a in node.attributes.items()}
+    axes = given.pop("axes", ())
+    inputs = [*node.inputs, *([add(ir.tensor(axes, ir.DataType.INT64))] if axes else [])]
+    return add(node.op_type, *inputs, **given)
+
+
+_REDUCTIONS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
+
+_Rules: TypeAlias = dict[str, Callable[[ir.Node, _Add], ir.Value | None]]
+
+_RAISED: _Rules = {
     "BatchNormalization": _batch_normalization,
     "GroupNormalization": _group_normalization,
     "Hardmax": _hardmax,
@@ -111,10 +123,39 @@ _RAISED: dict[str, Callable[[ir.Node, _Add], ir.Value | None]] = {
 None is left to the converter.
 """
 
+_RAISED_ALONE: _Rules = {f"Reduce{name}": _reduction for name in _REDUCTIONS}
+_RAISED_ALONE["GroupNormalization"] = _group_normalization
+"""What needs no converter from opset 13 on."""
+
+
+def raise_alone(model: ir.Model, redefined: Callable[[ir.Node], bool]) -> bool:
+    """Write such nodes in operators of opset 23, from 13 on, or return False and leave them.
+
+    A converter takes longer than all else for a graph of which only reductions have changed.
+    """
+    nodes = [n for n in nodes_of(model.graph) if not n.domain and redefined(n)]
+    if not all(n.op_type in _RAISED_ALONE or _is_split(n) for n in nodes):
+        return False
+    for node in filter(_is_split, nodes):
+        node.attributes["num_outputs"] = ir.AttrInt64("num_outputs", len(node.outputs))
+    _raise(model, _RAISED_ALONE, redefined, "")
+    return True
+
+
+def _is_split(node: ir.Node) -> bool:
+    """Whether it is a Split into equal parts."""
+    return node.op_type == "Split" and len(node.inputs) == 1 and "split" not in node.attributes
+
 
 def raise_redefined(model: ir.Model, redefined: Callable[[ir.Node], bool], domain: str) -> None:
-    """Write such nodes in operators of opset 23, in a domain that no converter looks into."""
-    for node in [n for n in nodes_of(model.graph) if not n.domain and n.op_type in _RAISED]:
+    """Write nodes that no converter raises in operators of opset 23, in a domain it ignores."""
+    _raise(model, _RAISED, redefined, domain)
+
+
+def _raise(
+    model: ir.Model, raised: _Rules, redefined: Callable[[ir.Node], bool], domain: str
+) -> None:
+    for node in [n for n in nodes_of(model.graph) if not n.domain and n.op_type in raised]:
         if not redefined(node):
             continue
         nodes: list[ir.Node] = []
@@ -131,7 +172,7 @@ def raise_redefined(model: ir.Model, redefined: Callable[[ir.Node], bool], domai
             nodes.append(made)
             return nodes[-1].outputs[0]  # type: ignore[no-any-return]
 
-        y, old = _RAISED[node.op_type](node, add), node.outputs[0]
+        y, old = raised[node.op_type](node, add), node.outputs[0]
         if y is None:
             continue
         assert node.graph is not None
@@ -142,7 +183,7 @@ def raise_redefined(model: ir.Model, redefined: Callable[[ir.Node], bool], domai
         y.name, y.type, y.shape = name, old.type, old.shape
         old.replace_all_uses_with(y, replace_graph_outputs=True)
         node.graph.remove(node, safe=True)
-        model.graph.opset_imports[domain] = 1
+        model.graph.opset_imports.setdefault(domain, 1)
 
 
 def raise_scans(model: ir.Model, domain: str) -> bool:

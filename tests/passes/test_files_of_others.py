@@ -231,3 +231,31 @@ def test_a_part_without_elements_may_have_other_sizes(tmp_path: Any) -> None:
     x, z = (rng.normal(size=(n, 4)).astype(np.float32) for n in (3, 1))
     [y] = run_plain(best, {"none": np.zeros((0, 3), np.float32), "x": x, "z": z})
     np.testing.assert_array_equal(y, np.concatenate([x, z]))
+
+
+KINDS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "SumSquare")
+
+
+@pytest.mark.parametrize("opset", [13, 17])
+@pytest.mark.parametrize("axes", ["axes: ints = [1, -1], keepdims = 0", "axes: ints = [0]", "keepdims = 1"])
+def test_reductions_are_raised_without_converting_the_graph(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opset: int, axes: str
+) -> None:
+    """onnx's converter takes longer than all else, and drops what nodes carry."""
+    made = [f"y{kind} = Reduce{kind} <{axes}> (x)" for kind in KINDS]
+    outputs = [f"float[] y{kind}" for kind in KINDS]
+    text = f"""<ir_version: 8, opset_import: ["" : {opset}]>
+    main (float[n,4,2] x, bool flag) => (float[n,2,2] first, float[a] inside, {", ".join(outputs)})
+    {{
+      first, second = Split <axis = 1> (x)
+      inside = If (flag) <then_branch: graph = yes () => (float[b] mean) {{
+         mean = ReduceMean <axes = [0, 1], keepdims = 0> (second)
+      }}, else_branch: graph = no () => (float[c] least) {{
+         least = ReduceMin <axes = [0, 1], keepdims = 0> (second)
+      }}>
+      {chr(10).join(made)}
+    }}"""
+    monkeypatch.setattr(onnx.version_converter, "convert_version", None)
+    x = np.random.default_rng(0).uniform(0.5, 2, (3, 4, 2)).astype(np.float32)
+    for flag in (True, False):
+        check(text, tmp_path, x=x, flag=np.array(flag))
