@@ -12,6 +12,7 @@ import sys
 import sysconfig
 import venv
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import onnx.defs
@@ -115,7 +116,7 @@ def name_of(path: Path) -> str:
 
 def imports_of(path: Path) -> Iterator[tuple[int, str]]:
     """(line, module) of every import of ours, '' where the package itself is imported."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -130,6 +131,7 @@ def imports_of(path: Path) -> Iterator[tuple[int, str]]:
                 yield node.lineno, part if part in STANDS_ON else ""
 
 
+@cache
 def below(part: str) -> set[str]:
     """Everything that `part` may import."""
     return {part}.union(*(below(lower) for lower in STANDS_ON[part]))
@@ -175,25 +177,35 @@ def names_of_operators(path: Path) -> int:
 
     The `type` of a dictionary is a part of tokenizer.json, of which some have an operator's name.
     """
-    known = {name for _, name in TABLE} | {s.name for s in onnx.defs.get_all_schemas()}
-    tree = ast.parse(path.read_text())
-    texts = [n.value for n in ast.walk(tree) if isinstance(n, ast.Expr)]
-    texts += [part for n in ast.walk(tree) if isinstance(n, ast.JoinedStr) for part in n.values]
-    public = [n for n in tree.body if isinstance(n, ast.Assign) and "__all__" in ast.unparse(n)]
-    texts += [name for n in public for name in ast.walk(n)]
-    pairs = [
-        pair
-        for n in ast.walk(tree)
-        if isinstance(n, ast.Dict)
-        for pair in zip(n.keys, n.values, strict=True)
-    ]
-    texts += [value for key, value in pairs if key is not None and ast.unparse(key) == "'type'"]
+    known, nodes, texts = operators(), nodes_of(path), set[ast.AST]()
+    for n in nodes:
+        if isinstance(n, ast.Expr):
+            texts.add(n.value)
+        elif isinstance(n, ast.JoinedStr):
+            texts.update(n.values)
+        elif isinstance(n, ast.Assign) and "__all__" in ast.unparse(n.targets[0]):
+            texts.update(ast.walk(n))
+        elif isinstance(n, ast.Dict):
+            pairs = zip(n.keys, n.values, strict=True)
+            texts.update(v for k, v in pairs if isinstance(k, ast.Constant) and k.value == "type")
     count = 0
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in texts:
-            words = [word.split("::")[-1] for word in node.value.split()]
+    for n in nodes:
+        if isinstance(n, ast.Constant) and isinstance(n.value, str) and n not in texts:
+            words = [word.split("::")[-1] for word in n.value.split()]
             count += len(words) if known.issuperset(words) else 0
     return count
+
+
+@cache
+def operators() -> set[str]:
+    """The names of all that are declared here or in onnx."""
+    return {name for _, name in TABLE} | {s.name for s in onnx.defs.get_all_schemas()}
+
+
+@cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    """All of a file's syntax."""
+    return [*ast.walk(ast.parse(path.read_text()))]
 
 
 def test_operators_are_named_where_they_are_declared() -> None:
@@ -213,7 +225,7 @@ def test_parameters_have_types_that_prove_something(room: str) -> None:
     for path in SOURCES:
         if not name_of(path).startswith(room):
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes_of(path):
             if isinstance(node, ast.FunctionDef):
                 a = node.args
                 given = [*a.posonlyargs, *a.args, a.vararg, *a.kwonlyargs, a.kwarg]
