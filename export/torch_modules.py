@@ -5,7 +5,6 @@ import inspect
 import io
 import json
 import logging
-import re
 import tempfile
 import warnings
 import weakref
@@ -28,12 +27,9 @@ from graphgen.graph import NAMES_OF, ORIGIN, SCALARS, is_float, present_inputs
 from graphgen.op import is_a
 from graphgen.passes.training.batch_norms import is_norm, note
 from graphgen.passes.training.dropouts import RATE, in_inference, is_site
-from graphgen.passes.training.held import HELD
+from graphgen.passes.training.held import HELD, note_held
 from graphgen.places import block_of
 from graphgen.traits import Trait, has
-
-_EMBEDS = r"aten\.embedding\.default\]\(args = \([^,]+, [^,)]+(?:, (-?\d+))?(?:, (\w+))?"
-"""A call of torch's: the table, indices, the row that pads, and whether rows are weighed."""
 
 _SIZES = 1 << 14  # how many numbers are calculated at most
 _NEEDED = "from_torch needs torch 2.6 or newer with its ONNX exporter"
@@ -124,23 +120,8 @@ def from_torch(
     for node in model.graph.all_nodes():
         if is_norm(node):
             _note_norm(node, called, block_of(node))
-        _note_held(node)
+        note_held(node, "from_torch")
     return model
-
-
-def _note_held(node: ir.Node) -> None:
-    """Let no gradient through what torch detaches, and to the row of a table that pads."""
-    call = node.metadata_props.get("pkg.torch.onnx.fx_node", "")
-    if is_a(node, ops.identity) and "torch.ops.aten.detach." in call:
-        node.metadata_props[HELD] = ""
-    if is_a(node, ops.gather) and (found := re.search(_EMBEDS, call)):
-        if found[1] and int(found[1]) >= 0:
-            node.metadata_props[HELD] = found[1]
-        if found[2] == "True":
-            raise GraphgenError(
-                f"from_torch: {block_of(node) or 'the module'} has scale_grad_by_freq=True, and "
-                f"gradients here are whole: make it without{user_line()}"
-            )
 
 
 def _note_norm(node: ir.Node, module: Any, path: str) -> None:

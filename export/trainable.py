@@ -5,7 +5,6 @@ Module paths of nodes show some of that: a pattern is refused if it names a part
 weight here, or a weight that has another name here. The table shows what cannot be known.
 """
 
-import json
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -16,14 +15,19 @@ import onnx_ir as ir
 
 from graphgen.display import Tabular
 from graphgen.errors import GraphgenError, warn
+from graphgen.export.torch_files import (
+    Program,
+    calculated_by_torch,
+    calculated_numbers,
+    is_scripted,
+    origin_of,
+)
 from graphgen.export.uses import (
     EXPORT,
     SCRIPTS,
     Uses,
-    calculated_by_torch,
-    calculated_numbers,
     copies_in,
-    is_scripted,
+    is_mask,
     is_uniform,
     is_weight_too,
     listed,
@@ -32,7 +36,6 @@ from graphgen.graph import (
     CONSTANT,
     NAMES_OF,
     ORIGIN,
-    TORCH_KIND,
     constant,
     fixed_values,
     is_constant_name,
@@ -43,9 +46,6 @@ from graphgen.infer import describe
 from graphgen.passes.training.adapters import ADAPTERS
 from graphgen.subgraphs import ancestors, reads
 from graphgen.value import Deferred
-
-_NO_PARAMETERS = {"BUFFER": "a buffer", "CONSTANT_TENSOR": "a constant in torch"}
-"""What torch's exporter calls what is no parameter."""
 
 _Part: TypeAlias = str | Callable[..., Any] | Deferred
 Parts: TypeAlias = _Part | Sequence[_Part]
@@ -106,6 +106,7 @@ class _Chosen:
         graph: ir.Graph,
         tied: Mapping[str, Sequence[str]],
         constants: Collection[str] = (),
+        missing: Collection[str] = (),
     ) -> None:
         several = isinstance(given, Sequence) and not isinstance(given, str)
         parts: list[Any] = [*given] if several else [given]  # type: ignore[misc]
@@ -122,7 +123,8 @@ class _Chosen:
                 self.meant.add(part)
             else:
                 self._patterns.append(_pattern(part, option))
-                names = {*values, *(n for name in tied if name in values for n in tied[name])}
+                names = {*missing, *(n for name in tied if name in values for n in tied[name])}
+                names.update(values)
                 names = {n for n in names if self._patterns[-1].search(n)}
                 if not any(n not in constants and not is_constant_name(n) for n in names):
                     self._unmatched[text] = sorted(names & {*constants})
@@ -181,15 +183,16 @@ class _Found:
         read = reads(graph)
         self.needed = {self.loss}.union(*(read[node] for node in ancestors(self.loss, read)))
         self.values, self.fixed = graph.initializers, fixed_values(graph)
-        self.origin, self.tied = _origin(model)
+        self.origin, self.tied = origin_of(model)
         foreign = model.producer_name != "graphgen"  # ours keep their declared names
-        known = ORIGIN in model.metadata_props  # nothing is folded in gg.from_torch
+        self.known = ORIGIN in model.metadata_props  # of gg.from_torch
         self.scripted = is_scripted(model)
         self.uses = {
-            n: Uses(v, foreign, self.tied.get(n, ()), known=known, scripted=self.scripted)
+            n: Uses(v, foreign, self.tied.get(n, ()), known=self.known, scripted=self.scripted)
             for n, v in self.values.items()
             if is_float(v)
         }
+        self.program = Program(graph, self.uses)
         every = {*parameters(graph)}
         if self.scripted:  # it writes constants as nodes, and keeps the names of parameters alone
             scalars = (n for n, v in self.values.items() if v.shape == () and n in self.uses)
@@ -220,10 +223,14 @@ class _Found:
             )
         }
 
+    def missing(self, calculated: Sequence[str]) -> list[str]:
+        """Parameters in torch that the file lacks, among them what went into `calculated` ones."""
+        return [] if self.known else self.program.missing(calculated)
+
     def several(self, name: str) -> bool:
         """Whether a weight is that of several modules, and the file does not say that it is."""
         used = self.uses.get(name)
-        return used is not None and len(used.blocks) > 1 and not used.tied
+        return used is not None and not used.tied and (len(used.blocks) > 1 or bool(used.others))
 
 
 def choose_trainable(
@@ -242,17 +249,24 @@ def choose_trainable(
     values, uses = found.values, found.uses
     beside = [n for n in values if re.search(ADAPTERS, n)] if adapters else []
     reached = found.reached()
-    lost = [] if adapters else calculated_by_torch(reached, values, uses, found.scripted)
-    if not adapters and ORIGIN not in model.metadata_props:
+    made = () if found.known else found.program.calculated
+    lost = [] if adapters else calculated_by_torch(reached, values, uses, found.scripted, made)
+    if not adapters and not found.known:
         numbers = calculated_numbers(values, uses, found.scripted)
         lost += [n for n in numbers if values[n] in found.needed and n not in {*lost, *reached}]
+    missing = [] if adapters and trainable is None else found.missing(lost)
     wanted, kept = (
-        None if given is None else _Chosen(option, given, model.graph, found.tied, constants)
+        None
+        if given is None
+        else _Chosen(option, given, model.graph, found.tied, constants, missing)
         for option, given, constants in (
             ("trainable", trainable, found.constants()),
             ("frozen", frozen, ()),
         )
     )
+    _expect_all(missing, wanted, kept)
+    told = [n for n in lost if not (kept and kept.matches(n))]
+    _tell_calculated(told, values, wanted, found.scripted)
     if wanted is not None:
         names = wanted.of(values)
     elif adapters:
@@ -264,7 +278,6 @@ def choose_trainable(
                 f"artifacts: the loss {found.loss.name} depends on none of the {len(found.every)} "
                 "float parameters"
             )
-    _tell_calculated([n for n in lost if not (kept and kept.matches(n))], values, wanted)
     for chosen in filter(None, (wanted, kept)):
         for name, used in uses.items():
             value = values[name]
@@ -282,7 +295,7 @@ def choose_trainable(
     meant = wanted.meant if wanted is not None else set()
     for name in names:
         _check_trained(name, found, names, meant, wanted)
-    copies = copies_in(names, values)
+    copies = {} if found.known else copies_in(names, values)
     _check_copies(copies, found, names, meant)
 
     def why(name: str, value: ir.Value) -> str:
@@ -309,6 +322,17 @@ def choose_trainable(
         for n, v in values.items()
         if not is_constant_name(n)
     )
+
+
+def _expect_all(missing: Sequence[str], wanted: _Chosen | None, kept: _Chosen | None) -> None:
+    """Raise for parameters in torch that would be trained, and are missing in the file."""
+    names = [n for n in missing if wanted is None or wanted.matches(n)]
+    if names := [n for n in names if not (kept and kept.matches(n))]:
+        raise GraphgenError(
+            f"artifacts: the file lacks {listed(names)}, which torch's exporter folded, joined "
+            f"with others or dropped, so they would not be trained as in torch: {EXPORT}, or leave "
+            f"them out with frozen={names}"
+        )
 
 
 def _check_statistics(found: _Found, wanted: _Chosen | None, kept: _Chosen | None) -> None:
@@ -360,7 +384,7 @@ def _check_trained(
         )
     if found.several(name) and is_uniform(value):
         raise GraphgenError(
-            f"artifacts: {name} is one weight of {listed(used.blocks)}, whose weights "
+            f"artifacts: {name} is one weight of {used.places()}, whose weights "
             f"were equal and were stored once; trained, they would stay equal: {mend}"
         )
 
@@ -376,16 +400,16 @@ def _check_copies(
                 f"export, and two in this file, which training would make different: {EXPORT}, or "
                 f"train one of them, with frozen={name!r}, or give both whole names in trainable="
             )
-    shared = {n: found.uses[n].blocks for n in names if found.several(n)}
-    pairs = [tuple(blocks) for n, blocks in shared.items() if n not in meant]
-    if twice := [pair for pair in pairs if pairs.count(pair) > 1]:
+    shared = [n for n in names if found.several(n)]
+    pairs = [tuple(found.uses[n].blocks) for n in shared if n not in meant]
+    if twice := [pair for pair in pairs if len(pair) > 1 and pairs.count(pair) > 1]:
         raise GraphgenError(
             f"artifacts: all weights of {listed(twice[0])} are stored once, since one module was "
             f"a copy of the other; trained, they would stay equal: {EXPORT}, or, if they are tied, "
             "give their whole names in trainable="
         )
     if shared or copies:
-        one = [f"{n} is one weight of {listed(blocks)}" for n, blocks in shared.items()]
+        one = [f"{n} is one weight of {found.uses[n].places()}" for n in shared]
         one += [f"{n} is {copies[n]} transposed, trained apart from it" for n in copies]
         rest = f", and {len(one) - 3} more" if len(one) > 3 else ""
         warn(
@@ -395,15 +419,22 @@ def _check_copies(
 
 
 def _tell_calculated(
-    names: Sequence[str], values: Mapping[str, ir.Value], wanted: _Chosen | None
+    names: Sequence[str], values: Mapping[str, ir.Value], wanted: _Chosen | None, scripted: bool
 ) -> None:
     """Refuse, or warn of, parameters that are lost in what an exporter has calculated of them.
 
-    Of two numbers, as masks are, it warns; and where it is said what is trained.
+    Of two numbers, as masks are, it warns; and where it is said what is trained. A weight may
+    begin with one number, but in a file of dynamo's, which lists all.
     """
     names = [n for n in names if wanted is None or not wanted.matches(n)]
     arrays = {n: constant(values[n]) for n in names}
-    lost = [n for n, array in arrays.items() if array is None or np.unique(array).size > 2]
+    lost = [
+        n
+        for n, array in arrays.items()
+        if array is None
+        or (size := np.unique(array).size) > 2
+        or (size == 1 < array.size and scripted and not is_mask(values[n]))
+    ]
     some = ", ".join((lost or names)[:6])
     more = f", and {len(lost or names) - 6} more" if len(lost or names) > 6 else ""
     if lost and wanted is None:
@@ -422,21 +453,6 @@ def _tell_calculated(
 def _shape(value: ir.Value) -> list[int]:
     """The sizes of an initializer's tensor; its value may have symbols, as a folded one."""
     return [] if value.const_value is None else [*value.const_value.shape.numpy()]
-
-
-def _origin(model: ir.Model) -> tuple[dict[str, str], dict[str, list[str]]]:
-    """Why weights are not trained by default, and other names of weights, as their maker says."""
-    kinds = {n: v.metadata_props.get(TORCH_KIND) for n, v in model.graph.initializers.items()}
-    found = {name: _NO_PARAMETERS[kind] for name, kind in kinds.items() if kind in _NO_PARAMETERS}
-    try:
-        noted = json.loads(model.metadata_props.get(ORIGIN, "{}"))
-        found |= {str(name): str(why) for name, why in noted.get("frozen", {}).items()}
-        tied = {str(name): [*map(str, names)] for name, names in noted.get("tied", {}).items()}
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise GraphgenError(
-            f"artifacts: the model's metadata {ORIGIN!r} is damaged: {error}; import it again"
-        ) from None
-    return found, tied
 
 
 def _check_whole(used: Uses, chosen: _Chosen) -> None:

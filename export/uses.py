@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen import ops
-from graphgen.graph import CONSTANT, TORCH_KIND, constant, is_constant_name, present_inputs
+from graphgen.graph import TORCH_KIND, constant, present_inputs
 from graphgen.op import find_op, is_a
 from graphgen.places import block_of
 from graphgen.traits import Trait, has
@@ -24,59 +24,7 @@ EXPORT = (
 SCRIPTS = r"onnx::|/|_v_\d+$|\d+$"
 """How names begin that TorchScript's exporter makes, where others are the module's."""
 
-_CALCULATES = r"_?(mul|div|add|sub|rsub|weight_norm\w*|exp|tanh|sigmoid|softplus|pow)(_\d+)?"
-"""How torch calls the result of operators that change numbers."""
-
 _TAKE_NORMS = (ops.conv, ops.conv_transpose, ops.gemm)  # into which exporters fold a norm
-
-
-def is_scripted(model: ir.Model) -> bool:
-    """Whether TorchScript's exporter of torch wrote a file, whose nodes are called as paths."""
-    values = model.graph.initializers.values()
-    return (
-        model.producer_name == "pytorch"
-        and not any(TORCH_KIND in value.metadata_props for value in values)
-        and any(str(node.name or "").startswith("/") for node in model.graph)
-    )
-
-
-def calculated_by_torch(
-    names: Sequence[str],
-    values: Mapping[str, ir.Value],
-    uses: Mapping[str, "Uses"],
-    scripted: bool,
-) -> list[str]:
-    """What torch's exporters have calculated and stored beside the parameters that they know.
-
-    That is a mask, a zero state, or what it made of a parameter, such as an expanded one. Operands
-    of products, and of cells, are weights that it transposed or joined, unless they are called like
-    another operator: a weight that a module normalizes.
-    """
-    known = [n for n in values if TORCH_KIND in values[n].metadata_props]
-    made = {n for n in names if (known and n not in known) or (scripted and uses[n].renamed)}
-    other = {n for n in made if known and re.fullmatch(_CALCULATES, n)}
-    return [n for n in names if n in made and (n in other or not uses[n].in_product)]
-
-
-def calculated_numbers(
-    values: Mapping[str, ir.Value], uses: Mapping[str, "Uses"], scripted: bool
-) -> list[str]:
-    """Numbers that are the result of a node that torch's exporters have calculated.
-
-    Those that stand in a program are called val_0, val_1, ..., or are nodes.
-    """
-    known = any(TORCH_KIND in value.metadata_props for value in values.values())
-    made = "onnx::" if scripted else r"(?!val_\d+$)" if known else r"\b\B"
-    return [
-        n
-        for n in uses
-        if re.match(made, n)
-        and not is_constant_name(n)
-        and not values[n].meta.get(CONSTANT)
-        and TORCH_KIND not in values[n].metadata_props
-        and (shape := values[n].shape) is not None
-        and all(d == 1 for d in shape)
-    ]
 
 
 class Uses:
@@ -99,6 +47,8 @@ class Uses:
         torchs = value.metadata_props.get(TORCH_KIND) == "PARAMETER"  # so is the name
         made = bool(re.match(SCRIPTS, self.name)) if scripted else "." not in path
         self.renamed = bool(self.blocks) and made and not (self.own or torchs)
+        copies = [str(n.outputs[0].name) for n in value.consumers() if is_a(n, ops.identity)]
+        self.others = [name for name in copies if scripted and not re.match(SCRIPTS, name)]
         size = None if value.shape is None else [*value.shape]
         self.in_product = any(
             has(node, Trait.PRODUCT) or is_a(node, ops.prelu) for node in _through_views(nodes)
@@ -129,11 +79,17 @@ class Uses:
             return ""
         return f"used in {listed(self.blocks)} alone, a norm that was folded into it"
 
+    def places(self) -> str:
+        """The modules that have it, and the names in torch of what was equal."""
+        return listed(self.blocks if len(self.blocks) > 1 else [self.name, *self.others])
+
     def known(self) -> str:
         """What is known about a weight that is trained."""
         of = listed(self.blocks)
         if self.tied:
             return f"tied: also {listed(self.tied)}"
+        if self.others:
+            return f"also {listed(self.others)}: tied, or stored once since equal"
         if len(self.blocks) > 1:
             return f"one weight of {of}: tied, or stored once since equal"
         if self.renamed:
@@ -177,9 +133,18 @@ def _through_views(nodes: list[ir.Node]) -> Iterator[ir.Node]:
 
 
 def is_uniform(value: ir.Value) -> bool:
-    """Whether all its elements are known to be equal."""
+    """Whether all its elements are known to be equal, or it is the identity, as weights begin."""
     array = constant(value)
-    return array is not None and array.size > 0 and bool((array == array.flat[0]).all())
+    if array is None or not array.size:
+        return False
+    eye = array.ndim == 2 and bool((array == np.eye(*array.shape)).all())
+    return eye or bool((array == array.flat[0]).all())
+
+
+def is_mask(value: ir.Value) -> bool:
+    """Whether it is added to what a softmax reads."""
+    sums = [made for node in _readers(value) for made in node.outputs]
+    return any(is_a(node, ops.softmax, ops.log_softmax) for one in sums for node in _readers(one))
 
 
 def copies_in(names: list[str], values: Mapping[str, ir.Value]) -> dict[str, str]:

@@ -20,6 +20,9 @@ from graphgen.value import Tensor, Value, adopt, graph_value
 TORCH_KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 """Metadata of initializers in which torch's exporter says that one is a PARAMETER or a BUFFER."""
 
+TORCH_CALL = "pkg.torch.onnx.fx_node"
+"""Metadata of nodes: the call in torch that one is a part of, with the names of its operands."""
+
 SCALARS = "graphgen.scalars"
 """Graph metadata: the names of parameters without dimensions, as JSON."""
 

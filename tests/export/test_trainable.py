@@ -1,6 +1,7 @@
 """What is trained of foreign graphs: statistics, states, weights merged or renamed by exporters."""
 
 import json
+import warnings
 
 import numpy as np
 import onnx
@@ -461,6 +462,134 @@ def test_what_torch_calls_a_parameter_is_trained_and_not_what_its_exporter_made(
     assert why["val_0"] == "a constant"
     assert why["mask"] == why["exp"] == "calculated by an exporter"
     assert trained(tmp_path / "m.onnx", "mask") == ["mask"]
+
+
+def of_dynamo(path, nodes, weights, parameters):
+    """A file with what dynamo's exporter says of a module: its parameters, and its calls.
+
+    `nodes` are (block, call, node).
+    """
+    save(path, [(block, node) for block, _, node in nodes], weights, ["n", 4], y=["n", 4])
+    model = onnx.load(path)
+    for node, (_, call, _) in zip(model.graph.node, nodes, strict=True):
+        entry = node.metadata_props.add()
+        entry.key, entry.value = "pkg.torch.onnx.fx_node", call
+    lines = [f"p_{name.replace('.', '_')}: PARAMETER target='{name}'" for name in parameters]
+    entry = model.graph.metadata_props.add()
+    entry.key = "pkg.torch.export.ExportedProgram.graph_signature"
+    entry.value = "\n# inputs\n" + "\n".join([*lines, "b_m: BUFFER target='m' persistent=True\n"])
+    onnx.save(model, path)
+    return path
+
+
+def test_a_parameter_that_dynamo_dropped_is_refused(tmp_path):
+    """A bias of zeros, which its optimizer takes out of a Gemm; nothing else is lost."""
+    parameters = ["a.weight", "a.bias", "b.weight", "b.bias", "head.weight", "pooler.weight"]
+    weights = {"val_0": normal(4, 4), "b.bias": normal(4), "val_3": normal(4, 4)}
+    weights |= {"head.weight": normal(4, 4)}
+    call = (
+        "%{0} : [num_users=1] = call_function[target=torch.ops.aten.linear.default](args = ({1}))"
+    )
+    a, b = call.format("a", "%x, %p_a_weight, %p_a_bias"), "%a, %p_b_weight, %p_b_bias"
+    nodes = [
+        ("a", a, helper.make_node("MatMul", ["x", "val_0"], ["a"])),
+        ("b", call.format("b", b), helper.make_node("MatMul", ["a", "val_3"], ["p"])),
+        ("b", call.format("b", b), helper.make_node("Add", ["p", "b.bias"], ["b"])),
+        ("head", call.format("y", "%b, %p_head_weight"), None),
+    ]
+    nodes[3] = (*nodes[3][:2], helper.make_node("MatMul", ["b", "head.weight"], ["y"]))
+    path = of_dynamo(tmp_path / "m.onnx", nodes, weights, parameters)
+    with pytest.raises(GraphgenError, match=r"lacks a.bias, which torch.*from_torch"):
+        trained(path)
+    with pytest.raises(GraphgenError, match=r"lacks a.bias, which torch"):
+        trained(path, "bias")
+    assert trained(path, "b.bias|head") == ["b.bias", "head.weight"]
+    assert trained(path, frozen=["a.bias"]) == [*weights]
+    assert trained(path, ["val_0"]) == ["val_0"]
+
+
+@pytest.mark.parametrize(
+    ("operand", "call", "problem"),
+    [
+        ("softmax", "%x, %softmax", "exporter calculated softmax, of constants or of parameters"),
+        ("val_1", "%x, %weight_norm", "lacks a.g, which torch's exporter folded"),
+        ("mul_2", "%x, %mul_2", "lacks a.g, which torch's exporter folded"),
+        ("t", "%x, %t", None),
+        ("m", "%x, %b_m", "depends on none of the"),
+    ],
+)
+def test_an_operand_of_a_product_that_is_no_weight_is_not_trained(tmp_path, operand, call, problem):
+    """Unless it is called like one that was only moved."""
+    node = helper.make_node("MatMul", ["x", operand], ["y"])
+    parameters = [] if operand in ("softmax", "m") else ["a.g"]
+    path = of_dynamo(
+        tmp_path / "m.onnx",
+        [("a", f"%y = call_function[target=torch.ops.aten.linear](args = ({call}))", node)],
+        {operand: normal(4, 4)},
+        ["other.weight", *parameters],
+    )
+    model = onnx.load(path)
+    if operand == "m":
+        value = helper.make_tensor_value_info("m", TensorProto.FLOAT, [4, 4])
+        kind = value.metadata_props.add()
+        kind.key, kind.value = "pkg.torch.export.graph_signature.InputSpec.kind", "BUFFER"
+        model.graph.value_info.append(value)
+        onnx.save(model, path)
+    if problem is None:
+        assert trained(path) == [operand]
+    else:
+        with pytest.raises(GraphgenError, match=problem):
+            trained(path)
+
+
+@pytest.mark.parametrize("kind", ["uniform", "mask", "of a softmax"])
+def test_a_weight_may_begin_with_one_number(tmp_path, kind):
+    """As that of a GroupNorm, which TorchScript gives further axes; a mask has two, or is added."""
+    start = np.ones((4,), np.float32) if kind != "mask" else np.eye(4, dtype=np.float32)[0]
+    nodes = [
+        ("/a", helper.make_node("MatMul", ["x", "a.weight"], ["h"])),
+        ("/n", helper.make_node("Add", ["h", "onnx::Add_4"], ["k"])),
+    ]
+    last = "Softmax" if kind == "of a softmax" else "Tanh"
+    nodes.append(("/n", helper.make_node(last, ["k"], ["y"])))
+    weights = {"a.weight": normal(4, 4), "onnx::Add_4": start}
+    path = save(tmp_path / "m.onnx", nodes, weights, ["n", 4], y=["n", 4])
+    if kind == "uniform":
+        with pytest.raises(GraphgenError, match="calculated onnx::Add_4, of constants or of par"):
+            trained(path)
+        assert trained(path, frozen="Add") == ["a.weight"]
+    else:
+        with pytest.warns(GraphgenWarning, match="calculated onnx::Add_4"):
+            assert trained(path) == ["a.weight"]
+
+
+def test_equal_weights_of_one_module_that_torchscript_stored_once_are_refused(tmp_path):
+    """The second one is an Identity by its name."""
+    nodes = [
+        ("", helper.make_node("Identity", ["u"], ["v"])),
+        ("/", helper.make_node("Mul", ["x", "u"], ["h"])),
+        ("/", helper.make_node("Add", ["h", "v"], ["y"])),
+    ]
+    for u, outcome in ((np.full((4,), 0.5, np.float32), "refused"), (normal(4), "told")):
+        path = save(tmp_path / "m.onnx", nodes, {"u": u}, ["n", 4], y=["n", 4])
+        if outcome == "refused":
+            with pytest.raises(GraphgenError, match="u is one weight of u and v, whose weights we"):
+                trained(path)
+        else:
+            with pytest.warns(GraphgenWarning, match="u is one weight of u and v: tied in the mod"):
+                assert trained(path) == ["u"]
+
+
+def test_a_gradient_that_dynamo_let_through_is_told(tmp_path):
+    """Its optimizer drops what detaches."""
+    call = "%y = call_function[target=torch.ops.aten.mul.Tensor](args = (%{}, %p_a_weight))"
+    node = helper.make_node("Mul", ["x", "a.weight"], ["y"])
+    for name, told in (("detach_1", True), ("detached", False), ("x", False)):
+        given = ([("a", call.format(name), node)], {"a.weight": normal(4)}, ["a.weight"])
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            assert trained(of_dynamo(tmp_path / "m.onnx", *given)) == ["a.weight"]
+        assert any("exporter dropped 1 nodes" in str(w.message) for w in found) == told
 
 
 CONV = {"stem.weight": normal(4, 3, 1, 1), "stem.bias": normal(4)}

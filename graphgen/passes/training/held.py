@@ -1,20 +1,57 @@
 """What torch gives no gradient: what it detaches, and the row of a table that pads."""
 
+import re
+
 import numpy as np
 import onnx_ir as ir
 
 from graphgen import ops
-from graphgen.graph import present_inputs
+from graphgen.errors import GraphgenError, user_line, warn
+from graphgen.graph import TORCH_CALL, present_inputs
 from graphgen.match import Engine, Pass, PassReport, Rewrite, Rule, run_passes
-from graphgen.op import Op
+from graphgen.op import Op, is_a
+from graphgen.places import block_of
 from graphgen.value import adopt
+
+_EMBEDS = r"aten\.embedding\.default\]\(args = \([^,]+, [^,)]+(?:, (-?\d+))?(?:, (\w+))?"
+"""A call of torch's: the table, indices, the row that pads, and whether rows are weighed."""
 
 HELD = "graphgen.held"
 """Metadata of an Identity that detaches: ""; of a Gather: the row that no gradient reaches."""
 
 
+def note_held(node: ir.Node, who: str) -> None:
+    """Note that no gradient goes through what torch detaches, nor to the row of a table that pads.
+
+    Raises GraphgenError for a table whose gradients torch divides by how often a row was read.
+    """
+    call = node.metadata_props.get(TORCH_CALL, "")
+    if is_a(node, ops.identity) and "torch.ops.aten.detach." in call:
+        node.metadata_props[HELD] = ""
+    if is_a(node, ops.gather) and (found := re.search(_EMBEDS, call)):
+        if found[1] and int(found[1]) >= 0:
+            node.metadata_props[HELD] = found[1]
+        if found[2] == "True":
+            raise GraphgenError(
+                f"{who}: {block_of(node) or 'the module'} has scale_grad_by_freq=True, and "
+                f"gradients here are whole: make it without{user_line()}"
+            )
+
+
 def hold(model: ir.Model) -> None:
     """Let no gradient through where the metadata of nodes says so."""
+    calls = set[str]()
+    for node in model.graph.all_nodes():
+        note_held(node, "artifacts")
+        calls.add(node.metadata_props.get(TORCH_CALL, ""))
+    made = {call.partition(" ")[0] for call in calls}
+    named = {name for call in calls for name in re.findall(r"%detach(?:_\d+)?\b", call)}
+    if lost := named - made:
+        warn(
+            f"artifacts: torch's exporter dropped {len(lost)} nodes that let no gradient through "
+            "(detach), so weights before them are trained otherwise than in torch; export with "
+            "gg.from_torch, `graphgen import` or optimize=False"
+        )
     nodes = [node for node in model.graph.all_nodes() if HELD in node.metadata_props]
 
     def held(node: ir.Node) -> Rewrite:

@@ -1,0 +1,159 @@
+"""What a file of torch's exporters says of the module: its parameters, and what became of them.
+
+TorchScript's names nodes by the path of their module. Dynamo's lists all parameters, and notes with
+each node what its call in torch had.
+"""
+
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+
+import onnx_ir as ir
+
+from graphgen import ops
+from graphgen.errors import GraphgenError
+from graphgen.export.uses import Uses
+from graphgen.graph import (
+    CONSTANT,
+    ORIGIN,
+    TORCH_CALL,
+    TORCH_KIND,
+    is_constant_name,
+    present_inputs,
+)
+from graphgen.op import is_a
+from graphgen.places import block_of
+
+_SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
+
+_CALCULATES = r"_?(mul|div|add|sub|rsub|weight_norm\w*|exp|tanh|sigmoid|softplus|pow)(_\d+)?"
+"""How torch calls the result of operators that change numbers."""
+
+_MOVES = (
+    r"(val|numpy_\w+|m?[tT]|transpose|permute|view|reshape|getitem|slice|select|cat|stack)(_\d+)?"
+)
+"""How it calls what it only moves; and a part of a call."""
+
+
+_NO_PARAMETERS = {"BUFFER": "a buffer", "CONSTANT_TENSOR": "a constant in torch"}
+"""What torch's exporter calls what is no parameter."""
+
+
+class Program:
+    """The parameters of a module, and what its calls had, as dynamo's exporter wrote them.
+
+    Nothing is known of files that others wrote.
+    """
+
+    def __init__(self, graph: ir.Graph, uses: Mapping[str, Uses]) -> None:
+        signature = graph.metadata_props.get(_SIGNATURE, "")
+        found = re.findall(
+            r"^(\w+): (PARAMETER|BUFFER) target='(.*?)'( |$)", signature, re.MULTILINE
+        )
+        self._names = {holder: name for holder, kind, name, _ in found if kind == "PARAMETER"}
+        buffers = {name for _, kind, name, _ in found if kind == "BUFFER"}
+        self._absent = {h for h, name in self._names.items() if name not in graph.initializers}
+        self._lost, self._read, self._blocks = set[str](), set[str](), dict[str, set[str]]()
+        self.calculated = set[str]()
+        """Operands of products that are no weight which is only called otherwise."""
+        calls = dict[str, list[ir.Node]]()
+        for node in graph.all_nodes() if self._names else ():
+            calls.setdefault(node.metadata_props.get(TORCH_CALL, ""), []).append(node)
+        for call, nodes in calls.items():
+            named = [h for h in dict.fromkeys(re.findall(r"%(\w+)", call)) if h in self._names]
+            self._read.update(named)
+            for node in nodes:
+                names = self._blocks.setdefault(block_of(node), set())
+                names.update(self._names[h] for h in named)
+            values = {str(v.name) for n in nodes for v in present_inputs(n) if v.is_initializer()}
+            others = values - buffers - {*self._names.values()}
+            others = {n for n in others if n in uses and uses[n].in_product}
+            cell = any(is_a(n, ops.lstm, ops.gru, ops.rnn) for n in nodes)  # joins four in three
+            if not cell:  # a weight comes before its bias
+                self._lost.update([h for h in named if h in self._absent][len(others) :])
+            if not cell and len(others) > len([h for h in named if self._names[h] not in values]):
+                self.calculated |= {
+                    n for n in others if call and (n[:4] == "val_" or not re.fullmatch(_MOVES, n))
+                }
+
+    def missing(self, calculated: Sequence[str]) -> list[str]:
+        """The parameters, by their names there, that a file lacks: folded, joined or left out.
+
+        One that no call has is unused, or another name of a tied one, unless something that is
+        not a part of a call was `calculated`.
+        """
+        found = set(self._lost)
+        folded = self.calculated or any(not re.match(r"val_\d+$", n) for n in calculated)
+        for holder in self._absent - self._read if folded else ():
+            name = re.sub(r"parametrizations\.(\w+)\.original\d*$", r"\1", self._names[holder])
+            block, _, leaf = name.rpartition(".")
+            near = (other.rpartition(".") for other in self._blocks.get(block, ()))
+            tied = any(other != block and end == leaf for other, _, end in near)
+            if block in self._blocks and not tied:
+                found.add(holder)
+        return [name for holder, name in self._names.items() if holder in found]
+
+
+def is_scripted(model: ir.Model) -> bool:
+    """Whether TorchScript's exporter of torch wrote a file, whose nodes are called as paths."""
+    values = model.graph.initializers.values()
+    return (
+        model.producer_name == "pytorch"
+        and not any(TORCH_KIND in value.metadata_props for value in values)
+        and any(str(node.name or "").startswith("/") for node in model.graph)
+    )
+
+
+def calculated_by_torch(
+    names: Sequence[str],
+    values: Mapping[str, ir.Value],
+    uses: Mapping[str, Uses],
+    scripted: bool,
+    told: Collection[str] = (),
+) -> list[str]:
+    """What torch's exporters have calculated and stored beside the parameters that they know.
+
+    That is a mask, a zero state, or what it made of a parameter, such as an expanded one. Operands
+    of products, and of cells, are weights that it transposed or joined, unless they are called like
+    another operator: a weight that a module normalizes; or `told` to be no weights.
+    """
+    known = [n for n in values if TORCH_KIND in values[n].metadata_props]
+    made = {n for n in names if (known and n not in known) or (scripted and uses[n].renamed)}
+    other = {n for n in made if known and re.fullmatch(_CALCULATES, n)} | {*told}
+    return [n for n in names if (n in made or n in told) and (n in other or not uses[n].in_product)]
+
+
+def calculated_numbers(
+    values: Mapping[str, ir.Value], uses: Mapping[str, Uses], scripted: bool
+) -> list[str]:
+    """Numbers that are the result of a node that torch's exporters have calculated.
+
+    Those that stand in a program are called val_0, val_1, ..., or are nodes.
+    """
+    known = any(TORCH_KIND in value.metadata_props for value in values.values())
+    made = "onnx::" if scripted else r"(?!val_\d+$)" if known else r"\b\B"
+    return [
+        n
+        for n in uses
+        if re.match(made, n)
+        and not is_constant_name(n)
+        and not values[n].meta.get(CONSTANT)
+        and TORCH_KIND not in values[n].metadata_props
+        and (shape := values[n].shape) is not None
+        and all(d == 1 for d in shape)
+    ]
+
+
+def origin_of(model: ir.Model) -> tuple[dict[str, str], dict[str, list[str]]]:
+    """Why weights are not trained by default, and other names of weights, as their maker says."""
+    kinds = {n: v.metadata_props.get(TORCH_KIND) for n, v in model.graph.initializers.items()}
+    found = {name: _NO_PARAMETERS[kind] for name, kind in kinds.items() if kind in _NO_PARAMETERS}
+    try:
+        noted = json.loads(model.metadata_props.get(ORIGIN, "{}"))
+        found |= {str(name): str(why) for name, why in noted.get("frozen", {}).items()}
+        tied = {str(name): [*map(str, names)] for name, names in noted.get("tied", {}).items()}
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise GraphgenError(
+            f"artifacts: the model's metadata {ORIGIN!r} is damaged: {error}; import it again"
+        ) from None
+    return found, tied
