@@ -89,6 +89,20 @@ def _product(node: ir.Node, known: dict[ir.Value, float], steps: int) -> float:
     return count * math.prod(_operands(node, known, steps))
 
 
+def never(condition: ir.Value | None) -> bool:
+    """Whether a truth value is false everywhere: it asks for infinity where there is none."""
+    node = produced_by(condition, "And", "IsInf")
+    if node is None or node.op_type == "And":
+        return node is not None and any(map(never, node.inputs))
+    x = node.inputs[0]
+    while (made := produced_by(x, "Cast")) is not None:
+        x = made.inputs[0]
+    return largest(x, {}) < _FINITE
+
+
+_FINITE = 6e4  # in every dtype of floats
+
+
 def is_low(number: float, node: ir.Node, limit: float = -1e30) -> bool:
     """Whether exp of scores plus this number is 0, whatever they are; -6e4 is so in float16."""
     half = node.outputs[0].dtype == ir.DataType.FLOAT16

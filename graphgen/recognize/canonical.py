@@ -64,6 +64,7 @@ from graphgen.recognize.axes import (
     size_in,
     swaps_last,
 )
+from graphgen.recognize.bounds import never
 from graphgen.recognize.scores import PRODUCTS, multiplied, operand_of
 from graphgen.record import current_tape
 from graphgen.traits import Trait
@@ -189,8 +190,11 @@ def all_of_it(node: ir.Node) -> Rewrite | None:
 
 @canonical(where)
 def chosen(node: ir.Node) -> Rewrite | None:
-    """A Where with a known condition is the chosen operand, if that has the result's shape."""
-    condition = scalar(node.inputs[0])
+    """A Where with a known condition is the chosen operand, if that has the result's shape.
+
+    That of infinity in weights of a softmax is known, as torch.nan_to_num asks for it.
+    """
+    condition = 0.0 if never(node.inputs[0]) else scalar(node.inputs[0])
     x = None if condition is None else node.inputs[1 if condition else 2]
     if x is None or not same_shape(x.shape, node.outputs[0].shape):
         return None

@@ -1,6 +1,7 @@
 """The canonical form: every rule by structure and value, and what it must leave alone."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -408,3 +409,32 @@ def test_a_one_that_adds_dimensions_adds_them_in_the_runtime_too(shape: Any) -> 
     x = np.arange(1, 1 + 3 ** len(shape), dtype=np.float32).reshape((3,) * len(shape))
     [result] = gg.Session(to_bytes(best))(x=x, y=np.float32(2))
     np.testing.assert_array_equal(result, one * 2 / x)
+
+
+@pytest.mark.parametrize(
+    ("scores", "kept"), [("weights = Softmax (x)", False), ("weights = Exp (x)", True)]
+)
+def test_infinity_is_not_looked_for_where_there_is_none(
+    tmp_path: Path, scores: str, kept: bool
+) -> None:
+    """As torch.nan_to_num writes it behind the softmax of attention."""
+    text = f"""<ir_version: 8, opset_import: ["" : 18]>
+    main (float[n,4] x) => (float[n,4] y) <float none = {{0}}, float most = {{3e38}}> {{
+      {scores}
+      nan = IsNaN (weights)
+      known = Where (nan, none, weights)
+      wide = Cast <to = 11> (known)
+      infinite = IsInf (wide)
+      positive = Greater (known, none)
+      asked = And (infinite, positive)
+      y = Where (asked, most, known)
+    }}"""
+    onnx.save(onnx.parser.parse_model(text), path := tmp_path / "model.onnx")
+    model = optimize(gg.load(path)).model
+    assert count_operators(model).get("IsInf", 0) == kept
+    x = np.array([[1, 2, np.nan, 4], [1, 2, np.inf, 4], [-np.inf] * 4, [1e30, 0, -9, 200]], "f4")
+    [y] = run_plain(model, {"x": x})
+    with np.errstate(all="ignore"):
+        e = np.exp(x - (0 if kept else x.max(1, keepdims=True)))
+        e = e if kept else e / e.sum(1, keepdims=True)
+    np.testing.assert_allclose(y, np.nan_to_num(e, posinf=3e38), rtol=1e-6)
