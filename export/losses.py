@@ -51,6 +51,9 @@ def attach_loss(
         one = " + ".join(map(_named, terms))
         raise GraphgenError(f"artifacts: {min(inputs)} has no effect with loss={one}; leave it out")
     described: dict[str, Any] = {"loss": " + ".join(map(_named, terms))}
+    own = [term for term in terms if isinstance(term, Loss) and term.name not in outputs]
+    if axes := {term.labels: term.axis for term in own if term.axis is not None}:
+        described["axes"] = axes
     first = terms[0]
     as_it_is = isinstance(first, Loss) and terms == [Loss(first.name)] and first.name in outputs
     named = isinstance(first, Loss) and len(terms) == 1 and first.name not in outputs

@@ -60,6 +60,46 @@ def fit(one, data, **options):
     return one.fit(data, progress=False, **options)
 
 
+class Logits(nn.Module):
+    """A linear map, and the loss of its labels that leaves class 0 out, if there are labels."""
+
+    def __init__(self, size):
+        self.map = nn.Linear(size, 3, bias=False)
+
+    def __call__(self, x, labels=None):
+        y = self.map(x)
+        if labels is None:
+            return {"y": y}
+        return {"y": y, "own": ops.softmax_cross_entropy_loss(y, labels, ignore_index=0)}
+
+
+@pytest.mark.parametrize("axis", [1, -1, None])
+def test_classes_are_along_the_axis_of_the_loss(tmp_path, axis):
+    """Also where another axis has the same size."""
+    rng = np.random.default_rng(0)
+    x, labels = rng.normal(size=(4, 3, 3)).astype("f"), rng.integers(0, 3, (4, 3))
+    data = [{"x": x, "labels": labels}]
+    model = gg.build(Logits(3), x=gg.float32["n", 3, 3])
+    gg.artifacts(model, tmp_path / "art", loss=gg.Loss("cross_entropy", axis=axis), outputs=["y"])
+    one = trainer(tmp_path / "art")
+    right = [float((one.predict(data)["y"].argmax(of) == labels).mean()) for of in (1, 2)]
+    assert right[0] != right[1]
+    assert one.measure(data, ["accuracy"])["accuracy"] == pytest.approx(right[axis != 1])
+
+
+def test_labels_that_the_loss_ignores_do_not_count(tmp_path):
+    """Whichever label the model's own loss leaves out."""
+    made = gg.build(Logits(4), x=gg.float32["n", 4], labels=gg.int64["n"])
+    gg.artifacts(made, tmp_path / "art", loss="own", outputs=["y"])
+    one, x = trainer(tmp_path / "art"), np.random.default_rng(0).normal(size=(50, 4)).astype("f")
+    labels = np.arange(50) % 3
+    predicted = one.predict([{"x": x, "labels": labels}])["y"].argmax(-1)
+    right = float((predicted == labels)[labels != 0].mean())
+    assert right != (predicted == labels).mean()
+    found = one.measure([{"x": x, "labels": labels}], ["accuracy"])
+    assert found["accuracy"] == pytest.approx(right)
+
+
 def test_metrics_are_those_of_scikit_learn(folder, sklearn_metrics):
     one, data = trainer(folder), batches(3) + batches(1, rows=2)
     fit(one, data, steps=10)
