@@ -74,6 +74,11 @@ def from_torch(
             f"from_torch: {type(module).__name__} is no torch.nn.Module; give one, or gg.build for "
             f"a module of graphgen{user_line()}"
         )
+    if isinstance(module, torch.jit.ScriptModule):
+        raise GraphgenError(
+            f"from_torch: {type(module).__name__} is TorchScript, which torch.export refuses; "
+            f"give the torch.nn.Module that it was scripted or traced from{user_line()}"
+        )
     called: Any = module
     positional: tuple[Any, ...] = ()
     keyword: dict[str, Any] = {}

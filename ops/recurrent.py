@@ -9,6 +9,7 @@ import onnx_ir as ir
 from graphgen.errors import GraphgenError
 from graphgen.infer import describe
 from graphgen.op import composite
+from graphgen.ops.activation import relu
 from graphgen.ops.control_flow import scan
 from graphgen.ops.elementwise import less, sigmoid, tanh, where
 from graphgen.ops.layout import (
@@ -40,6 +41,11 @@ Cell = Callable[..., Sequence[Tensor]]
 def rnn_cell(p: Tensor, r: Tensor, b: Tensor, h: Tensor) -> list[Tensor]:
     """h' = tanh(p + h Rᵀ + b), p and h (B, H), R (H, H) (Elman 1990)."""
     return [tanh(p + _product(h, r, b))]
+
+
+def _relu_cell(p: Tensor, r: Tensor, b: Tensor, h: Tensor) -> list[Tensor]:
+    """h' = max(0, p + h Rᵀ + b), as `rnn_cell` (Le et al., arXiv 1504.00941)."""
+    return [relu(p + _product(h, r, b))]
 
 
 def lstm_cell(
@@ -105,12 +111,15 @@ def rnn(
 ) -> tuple[Tensor, Tensor]:
     """`rnn_cell` over x (T, B, I): all its states (T, directions, B, H), and the last ones.
 
+    The activation may be Relu instead of tanh.
     x is (T, B, I), w (directions, H, I), r (directions, H, H), b (directions,
     2·H), and the first states (directions, B, H), zeros by default. Row b takes its first
     sequence_lens[b] steps, int32 (B,); after them h is 0.
     """
-    _expect("RNN", ["Tanh"], activations, clip=clip)
-    y, h = _over(rnn_cell, x, w, r, b, sequence_lens, [initial_h], direction, layout)
+    kind = "Relu" if activations and activations[0].lower() == "relu" else "Tanh"
+    _expect("RNN", [kind], activations, clip=clip)
+    cell = _relu_cell if kind == "Relu" else rnn_cell
+    y, h = _over(cell, x, w, r, b, sequence_lens, [initial_h], direction, layout)
     return y, h
 
 

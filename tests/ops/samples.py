@@ -660,7 +660,11 @@ SAMPLES: dict[tuple[str, str], list[Sample]] = {
         _cached(1, 3, [6], 6, local_window_size=2),
         _cached(2, 3, [3, 3], 3),
     ],
-    ("", "RNN"): _recurrent(1),
+    ("", "RNN"): [
+        *_recurrent(1),
+        _recurrent(1, activations=["Relu"])[0],
+        _recurrent(1, activations=["Relu", "Relu"])[2],
+    ],
     ("", "LSTM"): [
         *_recurrent(4, states=2),
         of(n(3, 2, 4), n(1, 12, 4), n(1, 12, 3), None, None, None, None, n(1, 9), hidden_size=3),

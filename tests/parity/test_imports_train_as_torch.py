@@ -288,6 +288,15 @@ def test_batch_norms_train_as_torch_does(tmp_path: Path) -> None:
     np.testing.assert_allclose(given, wanted, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("made_by", [torch.jit.script, torch.jit.trace])
+def test_torchscript_is_refused(made_by: Any) -> None:
+    module, x = torch.nn.Linear(4, 4).eval(), torch.ones(2, 4)
+    with quiet():
+        script = made_by(module) if made_by is torch.jit.script else made_by(module, x)
+    with pytest.raises(GraphgenError, match=r"TorchScript, .*; give the torch\.nn\.Module that it"):
+        gg.from_torch(script, x)
+
+
 def test_norms_that_no_exporter_writes_are_refused() -> None:
     class Own(torch.nn.Module):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
