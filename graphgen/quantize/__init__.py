@@ -311,6 +311,7 @@ class Quantizing:
         }
 
         def rewrite(site: Site, layer: Layer) -> Rewrite:
+            site = site.now()
             y = (
                 rows(site, made, matrix.shape)
                 if site.table

@@ -73,6 +73,7 @@ def keep_bits(
             ) -> Rewrite | Refusal:
                 if site.table and not able:
                     return Refusal(f"{target} reads no rows of such blocks of four bits")
+                site = site.now()
                 y = (
                     rows(site, made, shape)
                     if site.table

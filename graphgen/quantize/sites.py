@@ -1,7 +1,7 @@
 """What is quantized: products with a constant matrix, tables of rows, and what is put there."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -50,6 +50,12 @@ class Site:
     bias: ir.Value | Array | None = None
     symmetric: bool = False
     reads: list[ir.Value] = field(default_factory=list)
+
+    def now(self) -> "Site":
+        """The same with the x that its node reads now: others may have been rewritten before."""
+        x = self.node.inputs[1 if self.table else 0]
+        assert x is not None
+        return replace(self, x=x, reads=[x if value is self.x else value for value in self.reads])
 
     @property
     def columns(self) -> int:

@@ -537,6 +537,29 @@ def test_what_neighbors_lose_is_lost_where_little_is_read() -> None:
         np.testing.assert_array_equal(to_rows(w, nothing).integers, plain.integers)
 
 
+@pytest.mark.parametrize("verify", [False, True])
+@pytest.mark.parametrize("calibrated", [False, True])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_layers_may_follow_each_other_at_once(scheme: Any, calibrated: bool, verify: bool) -> None:
+    """Rows of a table that a product reads as they are, and a product that reads its result."""
+    table, up, down = weights(300, 64), weights(64, 96), weights(96, 48)
+
+    class Chain(nn.Module):
+        def __init__(self) -> None:
+            self.weight = Parameter(table.shape, initialize=lambda rng, shape: table)
+
+        def __call__(self, i: Any) -> Any:
+            return ops.gather(self.weight, i) @ up @ down
+
+    model = gg.optimize(gg.build(Chain(), i=gg.int64["n", 3])).model
+    feed = {"i": RNG.integers(0, 300, (40, 3))}
+    how: dict[str, Any] = {"calibration": [feed]} if calibrated else {}
+    small, report = quantize(model, scheme, threshold=1.0, verify=verify, **how)
+    assert len(report.layers) == 3 and not report.kept()
+    alone = float(np.sqrt(sum(layer.error**2 for layer in report.layers)))
+    assert relative_rms(run_plain(model, feed)[0], run_plain(small, feed)[0]) < 1.5 * alone
+
+
 def test_a_table_alone_has_the_full_range() -> None:
     """Its rows are cast to float, never added up; neighbors that sum to more than 128 may stay."""
     module = create("encoder", vocabulary=96, features=64, layers=1, num_heads=4)
