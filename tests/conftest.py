@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import onnxruntime as ort
 import pytest
 
 from graphgen import passes
@@ -62,6 +63,24 @@ def _figures_of_one_processor() -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("graphgen.targets.instructions", lambda: "avx512")
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> Iterator[None]:
+    """Sessions have one thread unless a test wants more.
+
+    Those of two workers share two cores, and idle threads wait by turning: a sixth of all time.
+    """
+
+    class OneThread(ort.InferenceSession):  # type: ignore[misc]
+        def __init__(self, model: Any, sess_options: Any = None, **kwargs: Any) -> None:
+            options = sess_options or ort.SessionOptions()
+            options.intra_op_num_threads = options.intra_op_num_threads or 1
+            super().__init__(model, options, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ort, "InferenceSession", OneThread)
         yield
 
 
