@@ -74,10 +74,10 @@ def _one_thread() -> Iterator[None]:
     """
 
     class OneThread(ort.InferenceSession):  # type: ignore[misc]
-        def __init__(self, model: Any, sess_options: Any = None, **kwargs: Any) -> None:
+        def __init__(self, model: Any, sess_options: Any = None, *more: Any, **given: Any) -> None:
             options = sess_options or ort.SessionOptions()
             options.intra_op_num_threads = options.intra_op_num_threads or 1
-            super().__init__(model, options, **kwargs)
+            super().__init__(model, options, *more, **given)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ort, "InferenceSession", OneThread)
