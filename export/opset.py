@@ -198,9 +198,9 @@ def _with_newer(present: int, nodes: Sequence[ir.Node]) -> int:
 def lift(model: ir.Model, who: str) -> None:
     """Raise the standard opset to `OPSET` if it is lower, without touching weights.
 
-    If a node would change its meaning, other than reductions, onnx converts the graph; since it
-    drops all that nodes carry, their origin is written into them first. Raises a GraphgenError that
-    names the operators that cannot be raised.
+    If a node would change its meaning, and not only reductions, equal Splits and group norms do,
+    onnx converts the graph; since it drops all that nodes carry, their origin is written into them
+    first. Raises a GraphgenError that names the operators that cannot be raised.
     """
     _mark_places(model)
     present = model.graph.opset_imports.setdefault("", OPSET)

@@ -27,8 +27,8 @@ from graphgen.export.uses import (
     SCRIPTS,
     Uses,
     copies_in,
+    is_fresh,
     is_mask,
-    is_uniform,
     is_weight_too,
     listed,
 )
@@ -382,7 +382,7 @@ def _check_trained(
             f"artifacts: {name} is {used.folded}: trained, it would not change as it does in "
             f"torch: {mend}"
         )
-    if found.several(name) and is_uniform(value):
+    if found.several(name) and is_fresh(value):
         raise GraphgenError(
             f"artifacts: {name} is one weight of {used.places()}, whose weights "
             f"were equal and were stored once; trained, they would stay equal: {mend}"

@@ -132,8 +132,8 @@ def _through_views(nodes: list[ir.Node]) -> Iterator[ir.Node]:
             yield from _through_views([*_readers(node.outputs[0])])
 
 
-def is_uniform(value: ir.Value) -> bool:
-    """Whether all its elements are known to be equal, or it is the identity, as weights begin."""
+def is_fresh(value: ir.Value) -> bool:
+    """Whether it is known to be as weights begin: all elements are equal, or it is the identity."""
     array = constant(value)
     if array is None or not array.size:
         return False
@@ -153,7 +153,7 @@ def copies_in(names: list[str], values: Mapping[str, ir.Value]) -> dict[str, str
     found = dict[str, str]()
     for name in names:
         shape = values[name].shape
-        if shape is None or len(shape) != 2 or is_uniform(values[name]):
+        if shape is None or len(shape) != 2 or is_fresh(values[name]):
             continue
         array = constant(values[name])
         if array is None:

@@ -111,10 +111,9 @@ def rnn(
 ) -> tuple[Tensor, Tensor]:
     """`rnn_cell` over x (T, B, I): all its states (T, directions, B, H), and the last ones.
 
-    The activation may be Relu instead of tanh.
-    x is (T, B, I), w (directions, H, I), r (directions, H, H), b (directions,
-    2·H), and the first states (directions, B, H), zeros by default. Row b takes its first
-    sequence_lens[b] steps, int32 (B,); after them h is 0.
+    x is (T, B, I), w (directions, H, I), r (directions, H, H), b (directions, 2·H), and the first
+    states (directions, B, H), zeros by default. The activation may be Relu instead of tanh. Row b
+    takes its first sequence_lens[b] steps, int32 (B,); after them h is 0.
     """
     kind = "Relu" if activations and activations[0].lower() == "relu" else "Tanh"
     _expect("RNN", [kind], activations, clip=clip)

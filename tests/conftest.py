@@ -70,7 +70,7 @@ def _figures_of_one_processor() -> Iterator[None]:
 def _one_thread() -> Iterator[None]:
     """Sessions have one thread unless a test wants more.
 
-    Those of two workers share two cores, and idle threads wait by turning: a sixth of all time.
+    Those of two workers share two cores, and idle threads spin: a sixth of the processor time.
     """
 
     class OneThread(ort.InferenceSession):  # type: ignore[misc]

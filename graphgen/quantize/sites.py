@@ -28,7 +28,6 @@ AccuracyLevel: TypeAlias = Literal[0, 4]
 """Of MatMulNBits: 0 reads floats as they are, 4 rounds them to int8 in blocks: mostly faster."""
 
 _TINY = 1e-30  # instead of 0, the largest of a block of zeros
-_BYTES = ("uint8", "zero_point")
 _SMALL = 2048  # weights of a table below which there is nothing to gain
 _FLOAT = ir.DataType.FLOAT
 
@@ -226,7 +225,8 @@ def rows(site: Site, made: Mapping[str, ir.Value], shape: tuple[int, ...]) -> Te
             factors = ops.unsqueeze(factors, [-1])
         return q * factors
     if "uint8" in made:
-        q, zeros = (ops.cast(ops.gather(given[n], indices), to=_FLOAT) for n in _BYTES)
+        integers = (given[role] for role in ("uint8", "zero_point"))
+        q, zeros = (ops.cast(ops.gather(x, indices), to=_FLOAT) for x in integers)
         count, size = _sizes(made["uint8"])[1:]
         leading = [ops.dim(indices, i) for i in range(indices.ndim)]
         steps = q - ops.unsqueeze(zeros, [-1])
