@@ -14,7 +14,7 @@ from graphgen.edit import claim, infer_model, register_constants
 from graphgen.errors import GraphgenError, near
 from graphgen.export.loss_weights import LossWeights
 from graphgen.export.named_losses import LABELS, OPTIONS, Loss, by_name
-from graphgen.graph import constant
+from graphgen.graph import constant, is_float
 from graphgen.infer import DOMAIN
 from graphgen.op import find_op, is_a, read_attributes
 from graphgen.record import Tape, recording
@@ -51,9 +51,6 @@ def attach_loss(
         one = " + ".join(map(_named, terms))
         raise GraphgenError(f"artifacts: {min(inputs)} has no effect with loss={one}; leave it out")
     described: dict[str, Any] = {"loss": " + ".join(map(_named, terms))}
-    own = [term for term in terms if isinstance(term, Loss) and term.name not in outputs]
-    if axes := {term.labels: term.axis for term in own if term.axis is not None}:
-        described["axes"] = axes
     first = terms[0]
     as_it_is = isinstance(first, Loss) and terms == [Loss(first.name)] and first.name in outputs
     named = isinstance(first, Loss) and len(terms) == 1 and first.name not in outputs
@@ -75,6 +72,7 @@ def attach_loss(
     register_constants(graph, tape.constants.values())
     graph.outputs[:] = [scalar]
     claim(graph, {} if as_it_is else {"loss": scalar})
+    described |= _axes(terms, outputs, _labels_of(graph).get("labels", {}), graph.inputs)
     if not named:
         described["weights"] = None if weights is None else _written(graph, weights)
     if as_it_is:
@@ -179,6 +177,35 @@ def _labels_of(graph: ir.Graph, terms: Sequence[Loss | Callable[..., Any]] = ())
         if len(terms) > 1 or isinstance(term, Loss):
             found.setdefault(name, [None, None])
     return {"labels": found} if found else {}
+
+
+def _axes(
+    terms: Sequence[Loss | Callable[..., Any]],
+    outputs: Mapping[str, ir.Value],
+    labels: Mapping[str, list[Any]],
+    inputs: Sequence[ir.Value],
+) -> dict[str, Any]:
+    """Where an output has the classes of each of `labels`, if that is known.
+
+    A loss by name says it. Of others, the sizes of the outputs do, unless two fit.
+    """
+    own = [x for x in terms if isinstance(x, Loss) and x.name not in outputs]
+    found = {x.labels: x.axis for x in own if x.axis is not None}
+    found |= {x.labels: -1 for x in own if x.name == "cross_entropy" and x.axis is None}
+    shapes = [[*y.shape] for y in outputs.values() if y.shape is not None and is_float(y)]
+    sizes = {str(x.name): x.shape for x in inputs}
+    for name, (classes, *_) in labels.items():
+        if name in found or (wanted := sizes[name]) is None:
+            continue
+        fitting = {
+            axis
+            for shape in shapes
+            for axis in range(1, len(shape))
+            if shape[axis] == classes and [*shape[:axis], *shape[axis + 1 :]] == [*wanted]
+        }
+        if len(fitting) == 1:
+            found[name] = fitting.pop()
+    return {"axes": found} if found else {}
 
 
 def _new_inputs(graph: ir.Graph, inputs: Mapping[str, InputType], tape: Tape) -> dict[str, Value]:

@@ -6,13 +6,12 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from graphgen.errors import GraphgenError, needed
+from graphgen.errors import GraphgenError, needed, warn
 from graphgen.export.columns import Chunk, Column, Rows, read_number
 from graphgen.export.named_losses import IGNORED
 from graphgen.export.rows import Lines, Row, Span, scan
@@ -24,6 +23,9 @@ KINDS = (".jsonl", ".csv", ".parquet", ".pq", ".arrow")
 _SPLITS = "train|training|validation|valid|val|dev|test|testing|eval|evaluation"
 _SPLIT = re.compile(rf"(?<![^\W\d_])({_SPLITS})(?![^\W\d_])")
 """A word in a file's name for which `datasets` takes it as a part of a split, not of the whole."""
+
+_PART = re.compile(r"-\d+-of-(\d+)$")
+"""At the end of a name, in how many files the rows of a split are."""
 
 
 class Table(ABC):
@@ -164,17 +166,7 @@ class Arrow(Table):
         return self.table
 
     def classes(self, name: str) -> list[str] | None:
-        return self._classes.get(name)
-
-    @cached_property
-    def _classes(self) -> dict[str, list[str]]:
-        try:
-            given = json.loads((self.table.schema.metadata or {})[b"huggingface"])
-            features = given["info"]["features"].items()
-            found = {n: f["names"] for n, f in features if f.get("_type") == "ClassLabel"}
-        except (KeyError, ValueError, TypeError, AttributeError, RecursionError):
-            return {}
-        return {n: [*map(str, x)] for n, x in found.items() if isinstance(x, list)}
+        return _classes(self.table).get(name)
 
     def numbers(self, name: str, dtype: Any, *, pad: bool = False) -> Column:
         chunks, first = list[Chunk](), 0
@@ -221,6 +213,32 @@ def _chunk(table: Arrow, name: str, array: Any, first: int | None) -> Chunk:
     return Chunk(values, np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]))
 
 
+def _classes(table: Any) -> dict[str, list[str]]:
+    """By column, the names of the classes that its numbers stand for, as `datasets` saves them."""
+    try:
+        given = json.loads((table.schema.metadata or {})[b"huggingface"])
+        features = given["info"]["features"].items()
+        found = {n: f["names"] for n, f in features if f.get("_type") == "ClassLabel"}
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError):
+        return {}
+    return {n: [*map(str, x)] for n, x in found.items() if isinstance(x, list)}
+
+
+def _check_alike(file: Path, table: Any, first: Path, of_first: Any) -> None:
+    """Refuse a file whose columns, or classes, are not those of the first file of the table."""
+    ours: Any = sorted(table.column_names)
+    theirs: Any = sorted(of_first.column_names)
+    if len({*ours}) < len(ours):
+        raise GraphgenError(f"{file} has two columns of one name; rename one")
+    what = "the columns"
+    if ours == theirs:
+        what, ours, theirs = "the classes", _classes(table), _classes(of_first)
+    if ours != theirs:
+        raise GraphgenError(
+            f"{file} has {what} {ours}, but {first.name} has {theirs}: give files of one table"
+        )
+
+
 def _arrow(path: Path, files: Sequence[Path]) -> Arrow:
     """Files of one table, in order: .parquet is read, .arrow is mapped."""
     pa, tables = needed("pyarrow"), []
@@ -237,13 +255,13 @@ def _arrow(path: Path, files: Sequence[Path]) -> Arrow:
                 source.seek(0)
                 ipc = pa.ipc.open_file if magic == b"ARROW1" else pa.ipc.open_stream
                 tables.append(ipc(source).read_all())
-        table = pa.concat_tables(tables)
+        for file, table in zip(files, tables, strict=True):
+            _check_alike(file, table, files[0], tables[0])
+        table = pa.concat_tables(tables, promote_options="permissive")
         table.validate(full=True)  # offsets out of range would end the process
     except (pa.ArrowException, OSError, ValueError, TypeError) as error:
         reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
         raise GraphgenError(f"{file} cannot be read: {reason}; write it again") from error
-    if len({*table.column_names}) < table.num_columns:
-        raise GraphgenError(f"{path} has two columns of one name; rename one")
     return Arrow(path, table)
 
 
@@ -268,6 +286,9 @@ def _folder(path: Path) -> Table:
                 f"{path} has files of the splits {', '.join(splits)}; give one file, or a folder "
                 "with the files of one split"
             )
+        wanted = {int(x[1]) for file in files if (x := _PART.search(file.stem))}
+        if len(wanted) == 1 and len(files) < max(wanted):
+            warn(f"{path} has {len(files)} of {max(wanted)} files by their names: rows are missing")
         return _arrow(path, files)
     raise GraphgenError(
         f"{path} has neither state.json, which save_to_disk writes, nor .parquet files"

@@ -147,9 +147,12 @@ def length(batches: Any) -> int | None:
 def named(batch: Any, inputs: Mapping[str, TensorType], who: str) -> Batch:
     """A batch as arrays of numpy by name, in the order of the inputs.
 
-    A tuple or a list holds an array for each input, in that order. An array is anything that numpy
-    can read, such as a tensor of torch on the CPU.
+    A tuple or a list holds an array for each input, in that order; if fields of a named tuple are
+    called like inputs, they are taken by name. An array is anything that numpy can read, such as a
+    tensor of torch on the CPU.
     """
+    if isinstance(batch, tuple) and not inputs.keys().isdisjoint(getattr(batch, "_fields", ())):
+        batch = cast(Any, batch)._asdict()
     if isinstance(batch, (tuple, list)):
         if len(batch) != len(inputs):
             raise GraphgenError(

@@ -11,7 +11,7 @@ from graphgen.operands import Array
 from graphgen.train.batches import named, none_given, stream
 from graphgen.train.data import Batch, Batches, Dataset
 from graphgen.train.engine import Engine
-from graphgen.train.metrics import AnyMetric, Metric, Pair, classes, joined, read_metric
+from graphgen.train.metrics import OF_CLASSES, AnyMetric, Metric, Pair, joined, read_metric
 from graphgen.train.shares import Weights
 
 
@@ -120,7 +120,7 @@ def measure(engine: Engine, batches: Batches, metrics: Metrics) -> dict[str, flo
         losses[one.number] = one.weights, one.loss
         for output, labels, prepare in dict.fromkeys(keys.values()):
             pair = one.outputs[output], np.asarray(one.batch[labels])
-            pair = _as_in_loss(engine, labels, *pair) if prepare is classes else pair
+            pair = _as_in_loss(engine, labels, *pair) if prepare in OF_CLASSES else pair
             pair = pair if prepare is None else prepare(*pair)
             kept.setdefault((output, labels, prepare), []).append(pair)
     loss = _joined(engine, losses)
@@ -133,8 +133,16 @@ def measure(engine: Engine, batches: Batches, metrics: Metrics) -> dict[str, flo
 def _as_in_loss(engine: Engine, name: str, output: Array, labels: Array) -> Pair:
     """Classes last, wherever the loss has them, and -100 for the label that it ignores."""
     axis, kind = engine.loss.get("axes", {}).get(name), engine.labels.get(name)
-    if axis is not None and output.ndim == labels.ndim + 1:
-        output = np.moveaxis(output, axis, -1)
+    if output.ndim == labels.ndim + 1:
+        sizes = output.shape
+        fitting = [a for a in range(1, len(sizes)) if sizes[:a] + sizes[a + 1 :] == labels.shape]
+        if axis is None and len(fitting) > 1:
+            raise GraphgenError(
+                f"{engine.who}: the output is {[*output.shape]} and {name} are {[*labels.shape]}: "
+                f"classes may be along its axes {fitting}, and it is not known which the loss "
+                "takes: write the artifacts with gg.Loss('cross_entropy', axis=...)"
+            )
+        output = np.moveaxis(output, (fitting or [-1])[0] if axis is None else axis, -1)
     if kind is not None and kind.ignored not in (None, IGNORED) and output.ndim > labels.ndim:
         labels = np.where(labels == kind.ignored, IGNORED, labels)
     return output, labels

@@ -86,23 +86,32 @@ def joined(arrays: Sequence[Array], padding: int) -> Array:
 def classes(output: Array, labels: Array) -> Pair:
     """The most probable classes and the right ones, of all labels that count.
 
-    Classes are along the last axis or, as in PyTorch, axis 1; an output of the labels' shape has
-    one logit for each, above 0 for class 1.
+    Classes are along the last axis; an output of the labels' shape has one logit for each, above 0
+    for class 1.
     """
     if output.shape == labels.shape:
         predicted, right = output > 0, labels > 0.5
         return predicted.reshape(-1).astype(np.int64), right.reshape(-1).astype(np.int64)
-    if output.shape[:-1] == labels.shape:
-        predicted = output.argmax(axis=-1)
-    elif output.ndim > 1 and (output.shape[0], *output.shape[2:]) == labels.shape:
-        predicted = output.argmax(axis=1)
-    else:
+    if output.shape[:-1] != labels.shape:
         raise GraphgenError(
             f"a metric of classes: the output is {[*output.shape]} and the labels {[*labels.shape]}"
             "; the output must have one more dimension, of classes, last or at axis 1"
         )
     counted = labels != IGNORED
-    return predicted[counted], labels[counted]
+    return output.argmax(axis=-1)[counted], labels[counted]
+
+
+def class_counts(output: Array, labels: Array) -> Pair:
+    """Of each class, how often it was right, and how often predicted or a label: int64[1, C]."""
+    predicted, right = classes(output, labels)
+    count = 2 if output.shape == labels.shape else output.shape[-1]
+    if right.size and (right.dtype.kind not in "iu" or right.min() < 0 or right.max() >= count):
+        raise GraphgenError(
+            f"f1: labels are {right.dtype} from {right.min()} to {right.max()}; the output has "
+            f"{count} classes: give integers from 0 to {count - 1}, or {IGNORED} for none"
+        )
+    of = [np.bincount(x, minlength=count) for x in (right[predicted == right], predicted, right)]
+    return of[0][None], (of[1] + of[2])[None]
 
 
 def numbers(output: Array, labels: Array) -> Pair:
@@ -120,16 +129,11 @@ def accuracy(predicted: Array, labels: Array) -> float:
     return float((predicted == labels).mean())
 
 
-def f1(predicted: Array, labels: Array) -> float:
-    """2 TP / (2 TP + FP + FN): of class 1, or the mean over all classes, if there are others."""
-    found = np.union1d(predicted, labels)
-    wanted = [1] if {*found.tolist()} <= {0, 1} else found.tolist()
-    scores = []
-    for one in wanted:
-        hits = float(((predicted == one) & (labels == one)).sum())
-        below = float((predicted == one).sum() + (labels == one).sum())
-        scores.append(2.0 * hits / below if below else 0.0)
-    return float(np.mean(scores))
+def f1(hits: Array, counts: Array) -> float:
+    """2 TP / (2 TP + FP + FN): of class 1 of two, else the mean over the classes that occur."""
+    hits, counts = hits.sum(0), counts.sum(0)
+    wanted = np.arange(len(counts)) == 1 if len(counts) == 2 else counts > 0
+    return float((2.0 * hits[wanted] / np.maximum(counts[wanted], 1)).mean())
 
 
 def matthews(predicted: Array, labels: Array) -> float:
@@ -167,9 +171,12 @@ def perplexity(loss: float) -> float:
     return math.exp(loss) if loss < 709.0 else math.inf
 
 
+OF_CLASSES = (classes, class_counts)
+"""What needs to know where an output has its classes."""
+
 NAMED: Mapping[str, Metric] = {
     "accuracy": Metric(accuracy, prepare=classes),
-    "f1": Metric(f1, prepare=classes),
+    "f1": Metric(f1, prepare=class_counts),
     "matthews": Metric(matthews, prepare=classes),
     "mse": Metric(mse, prepare=numbers, higher=False),
     "mae": Metric(mae, prepare=numbers, higher=False),

@@ -113,7 +113,7 @@ def test_how_many_batches_make_an_update_is_in_the_metadata(tmp_path):
         metadata = onnx.load(tmp_path / "art/training_model.onnx").metadata_props
         [entry] = (entry.value for entry in metadata if entry.key == "graphgen.loss")
         found.append(json.loads(entry))
-    plain = {"classes": 4, "loss": "cross_entropy", "outputs": ["output"]}
+    plain = {"axes": {"labels": -1}, "classes": 4, "loss": "cross_entropy", "outputs": ["output"]}
     plain["peak_bytes"] = found[0]["peak_bytes"]
     assert found == [plain, plain | {"accumulate": 4}]
 

@@ -130,19 +130,69 @@ def test_metrics_are_those_of_scikit_learn(folder, sklearn_metrics):
     )
 
 
-def test_classes_are_read_along_either_axis_and_ignored_labels_left_out(sklearn_metrics):
+class OwnLoss(nn.Module):
+    """The loss of logits with classes along an axis, each scaled by a weight of its own."""
+
+    def __init__(self, axis):
+        self.axis, self.scale = (
+            axis,
+            nn.Parameter((1,), initialize=lambda _, size: np.ones(size, "f")),
+        )
+
+    def __call__(self, y, labels):
+        z = y * self.scale
+        z1 = z if self.axis == 1 else ops.transpose(z, perm=[0, 2, 1])
+        return {"z": z, "own": ops.softmax_cross_entropy_loss(z1, labels, ignore_index=-100)}
+
+
+def test_classes_are_read_along_either_axis_and_ignored_labels_left_out(tmp_path, sklearn_metrics):
     logits = np.random.default_rng(0).normal(size=(2, 3, 4)).astype("f")
     labels = logits.argmax(1)
     labels[0, 1], labels[1, 2] = -100, (labels[1, 2] + 1) % 3
-    for output in (logits, np.moveaxis(logits, 1, -1)):
-        predicted, right = metrics.classes(output, labels)
-        assert (predicted.size, metrics.accuracy(predicted, right)) == (7, pytest.approx(6 / 7))
-    one = metrics.classes(np.array([[1.0], [-1.0], [2.0]]), np.array([[1], [0], [0]]))
-    assert metrics.f1(*one) == pytest.approx(sklearn_metrics.f1_score(one[1], one[0]))
-    with pytest.raises(GraphgenError, match=r"output is \[2, 3, 4\] and the labels \[2, 5\]"):
-        metrics.classes(logits, labels[:, [0] * 5])
+    for dims in (["n", 3, "t"], ["n", "t", 3]):
+        axis = dims.index(3)
+        model = gg.build(OwnLoss(axis), y=gg.float32[*dims], labels=gg.int64["n", "t"])
+        gg.artifacts(model, tmp_path / f"{axis}", loss="own", outputs=["z"])
+        data = [{"y": np.moveaxis(logits, 1, axis), "labels": labels}]
+        found = trainer(tmp_path / f"{axis}").measure(data, ["accuracy"])
+        assert found["accuracy"] == pytest.approx(6 / 7)
+    one = np.array([[1.0], [-1.0], [2.0]]), np.array([[1], [0], [0]])
+    found = sklearn_metrics.f1_score(one[1], one[0] > 0)
+    assert metrics.f1(*metrics.class_counts(*one)) == pytest.approx(found)
+    with pytest.raises(GraphgenError, match=r"output is \[2, 4, 3\] and the labels \[2, 5\]"):
+        metrics.classes(np.moveaxis(logits, 1, -1), labels[:, [0] * 5])
     rows = [np.ones((1, 2)), np.ones((2, 3))]
     assert metrics.joined(rows, -100).tolist() == [[1, 1, -100], [1, 1, 1], [1, 1, 1]]
+
+
+@pytest.mark.parametrize("axis", [1, 2])
+@pytest.mark.parametrize("length", [3, "t"])
+def test_the_axis_of_a_loss_in_the_model_is_known_by_its_sizes(tmp_path, axis, length):
+    """Also in a batch that is as long as there are classes; unless all of them are."""
+    dims = ["n", length, 3] if axis == 2 else ["n", 3, length]
+    model = gg.build(OwnLoss(axis), y=gg.float32[*dims], labels=gg.int64["n", length])
+    gg.artifacts(model, tmp_path / "art", loss="own", outputs=["z"])
+    y = np.random.default_rng(0).normal(size=(2, 3, 3)).astype("f")
+    labels = y.argmax(axis)
+    assert (labels != y.argmax(3 - axis)).any()
+    if length == 3:
+        with pytest.raises(GraphgenError, match=r"classes may be along its axes \[1, 2\]"):
+            trainer(tmp_path / "art").measure([{"y": y, "labels": labels}], ["accuracy"])
+    else:
+        found = trainer(tmp_path / "art").measure([{"y": y, "labels": labels}], ["accuracy", "f1"])
+        assert found["accuracy"] == found["f1"] == 1.0
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_f1_is_of_as_many_classes_as_there_are_logits(sklearn_metrics, count):
+    """Also if the data only have classes 0 and 1."""
+    labels, chosen = np.array([0, 1, 1, 0, 1]), np.array([0, 1, 0, 0, 1])
+    pairs = [metrics.class_counts(np.eye(count)[chosen[x]], labels[x]) for x in ([0, 1], [2, 3, 4])]
+    average = "binary" if count == 2 else "macro"
+    wanted = sklearn_metrics.f1_score(labels, chosen, average=average)
+    assert metrics.NAMED["f1"].value(0.0, pairs) == pytest.approx(wanted)
+    with pytest.raises(GraphgenError, match="f1: labels are int64 from -1 to 1"):
+        metrics.class_counts(np.eye(count)[chosen], labels - (labels == 0))
 
 
 def test_the_best_is_kept_by_a_metric(folder, tmp_path):

@@ -237,6 +237,31 @@ def test_labels_out_of_range_are_named_by_row():
         data.check({"labels": LabelKind(3)})
 
 
+def test_the_files_of_a_folder_are_one_table(tmp_path):
+    """Columns go by name, whatever integers they are; none is missing, and classes are the same."""
+    rows = {"ids": [[1], [2]], "labels": [[1], [2]]}
+    names = '{"info": {"features": {"labels": {"_type": "ClassLabel", "names": ["a", "b"]}}}}'
+
+    def write(name, columns, classes=names, **kinds):
+        arrays = {n: pa.array(x, kinds.get(n, pa.list_(pa.int64()))) for n, x in columns.items()}
+        made = pa.table(arrays).replace_schema_metadata({"huggingface": classes})
+        parquet.write_table(made, tmp_path / name)
+
+    write("a.parquet", rows)
+    other = {"labels": [[2], [0]], "ids": [[3], [4]]}
+    write("b.parquet", other, labels=pa.list_(pa.int8()), ids=pa.list_(pa.int32()))
+    [batch] = stream(read(str(tmp_path), INPUTS, batch=4, seed=None))
+    assert batch["ids"].tolist() == [[1], [2], [3], [4]]
+    assert batch["labels"].tolist() == [[1], [2], [2], [0]]
+    write("b.parquet", {"ids": [[3], [4]]})
+    told = r"b.parquet has the columns \['ids'\], but a.parquet has \['ids', 'labels'\]"
+    with pytest.raises(GraphgenError, match=told):
+        read(str(tmp_path), INPUTS)
+    write("b.parquet", rows, names.replace('"a", "b"', '"b", "a"'))
+    with pytest.raises(GraphgenError, match=r"b.parquet has the classes .*'b', 'a'.*'a', 'b'"):
+        read(str(tmp_path), INPUTS)
+
+
 def test_a_folder_of_parquet_files_is_one_split(tmp_path):
     """As datasets lie on the Hub: rows for the test are not trained, too."""
 
@@ -247,6 +272,11 @@ def test_a_folder_of_parquet_files_is_one_split(tmp_path):
     write("train-00000-of-00002", "train-00001-of-00002", "0000", "latest")
     [batch] = stream(read(str(tmp_path), INPUTS, batch=20, seed=None))
     assert len(batch["ids"]) == 20
+    (tmp_path / "train-00001-of-00002.parquet").unlink()
+    (tmp_path / "0000.parquet").unlink()
+    (tmp_path / "latest.parquet").unlink()
+    with pytest.warns(UserWarning, match="has 1 of 2 files by their names: rows are missing"):
+        read(str(tmp_path), INPUTS, batch=5)
     write("test-00000-of-00001")
     with pytest.raises(GraphgenError, match="files of the splits test, train; give one file"):
         read(str(tmp_path), INPUTS, batch=20)

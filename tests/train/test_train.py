@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections import namedtuple
 from typing import get_args
 
 import numpy as np
@@ -488,6 +489,18 @@ def test_a_batch_that_counts_for_nothing_is_one_error(plain):
         fit(trainer(plain), [1])
     one = trainer(plain)
     assert one.evaluate([batch, empty, ignored]) == one.evaluate([batch])
+
+
+def test_the_fields_of_a_named_tuple_are_inputs(plain):
+    """Two inputs of one shape would else be exchanged without a word."""
+    [batch] = batches(1)
+    order = [*reversed([*batch])]
+    named, other = namedtuple("Named", order), namedtuple("Other", ["a", "b"])
+    wanted = fit(trainer(plain), [batch])
+    assert fit(trainer(plain), [named(**batch)]) == wanted
+    assert fit(trainer(plain), [other(*(batch[n] for n in trainer(plain).inputs))]) == wanted
+    with pytest.raises(GraphgenError, match="there is no input 'b'"):
+        fit(trainer(plain), [namedtuple("Odd", [order[0], "b"])(*batch.values())])
 
 
 @pytest.fixture
