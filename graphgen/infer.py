@@ -281,10 +281,12 @@ def _check(node: ir.Node, context: ShapeInferenceContext) -> None:
     schema = schema_of(node.domain, node.op_type, context.get_opset_version(node.domain))
     if schema is None:
         return
-    if not schema.min_input <= len(node.inputs) <= schema.max_input:
-        raise ValueError(
-            f"takes {schema.min_input} to {schema.max_input} inputs, not {len(node.inputs)}"
-        )
+    for verb, kind, least, most, values in (
+        ("takes", "inputs", schema.min_input, schema.max_input, node.inputs),
+        ("gives", "outputs", schema.min_output, schema.max_output, node.outputs),
+    ):
+        if not least <= len(values) <= most:
+            raise ValueError(f"{verb} {least} to {most} {kind}, not {len(values)}")
     types = [None if v is None else v.type for v in node.inputs]
     check_dtypes(schema, tuple(t.dtype if isinstance(t, ir.TensorType) else None for t in types))
     x, axis = node.inputs[0] if node.inputs else None, node.attributes.get("axis")

@@ -963,6 +963,7 @@ def test_external_data_that_is_not_there(tmp_path, change, message):
         ("h = Abs(x)", "the output 'y' is not made by anything"),
         ("a = Add(x, b) b = Abs(a) y = Abs(b)", "cycle"),
         ("y = Add(x)", "takes 2 to 2 inputs, not 1"),
+        ("y, z = Add(x, x)", "gives 1 to 1 outputs, not 2"),
         ("h = Cast <to = 7> (x) y = Erf(s) z = Add(h, x)", "other operands are"),
     ],
 )
