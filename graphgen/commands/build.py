@@ -133,7 +133,9 @@ def _build_from(options: argparse.Namespace, folder: Path) -> None:
     from graphgen.commands.tuning import TUNING, Decoding, Tuning
     from graphgen.export.folders import MODEL, PROMPTS, PROMPTS_KEY, write_folder, write_genai
     from graphgen.files import read_json
+    from graphgen.generation.caches import PRESENT
     from graphgen.generation.config import read_fields
+    from graphgen.generation.options import UnmetError, read_options
     from graphgen.graph import count_nodes
     from graphgen.models.published.folder import context
     from graphgen.models.published.fresh import Head
@@ -189,6 +191,14 @@ def _build_from(options: argparse.Namespace, folder: Path) -> None:
         raise GraphgenError(f"{folder}: {problem} {parts}; choose --layout plain")
     check_tokenizer(folder)
     found.remarks.extend(class_remarks(folder))
+    if any(y.name.startswith(PRESENT) for m in found.models.values() for y in m.graph.outputs):
+        try:
+            asked = read_options(folder)
+            asked.fit(asked.vocabulary)
+        except UnmetError as error:
+            found.remarks.append(f"graphgen generate refuses the folder as it stands: {error}")
+        except GraphgenError as error:
+            raise GraphgenError(f"{folder}: {error}") from error
     tokens = windows(folder, options.text)
     # A cache goes in place in an operator that WebGPU lacks: what follows it is made for WebGPU.
     later = options.layout == "genai" and options.target == "webgpu"

@@ -55,6 +55,10 @@ _TOKENS = ("stop", "suppress_tokens", "begin_suppress_tokens", "forced_bos", "fo
 """Options that are one or more tokens; `stop` may also have strings."""
 
 
+class UnmetError(GraphgenError):
+    """What a folder says has a meaning, but not here, or only with other options."""
+
+
 Processor: TypeAlias = Callable[[Sequence[int], Array], Array]
 """Logits (vocabulary,) of what may follow a row's tokens, from those logits as they are."""
 
@@ -237,13 +241,13 @@ class Options:
         copies = self.num_return_sequences
         if copies > 1 and self.temperature == 0 and copies > self.beams:
             wanted = f"beams={copies}" if self.beams > 1 else "a temperature above 0, or beams"
-            raise GraphgenError(
+            raise UnmetError(
                 f"generate: num_return_sequences is {copies}, but {self.beams} beam"
                 f"{'s' * (self.beams > 1)} at temperature 0 would give some twice; give {wanted}"
                 f"{user_line()}"
             )
         if self.beams > 1 and self.temperature > 0:
-            raise GraphgenError(
+            raise UnmetError(
                 f"generate: {self.beams} beams at temperature {self.temperature:g}: a beam search "
                 f"draws no tokens; give temperature=0 or beams=1{user_line()}"
             )
@@ -266,7 +270,7 @@ class Options:
         for name, given in lists.items():
             tokens = [t for t in given if not isinstance(t, str)]
             if vocabulary is not None and max(tokens, default=0) >= vocabulary:
-                raise GraphgenError(
+                raise UnmetError(
                     f"generate: {name} has token {max(tokens)}; the model has tokens 0 to "
                     f"{vocabulary - 1}{user_line()}"
                 )
@@ -293,12 +297,12 @@ def read_options(folder: Path | None, **given: Any) -> Options:
                 continue  # what an answer begins with
             value = fields.get(name, neutral)
             if value != neutral and not (neutral == () and len(listed(value)) == 0):
-                raise GraphgenError(
+                raise UnmetError(
                     f"{file}: {name} is {value!r}, which has no option here; remove it or make it "
                     f"{neutral!r}"
                 )
         if fields.get("cache_implementation") == "quantized":
-            raise GraphgenError(
+            raise UnmetError(
                 f"{file}: cache_implementation is 'quantized', which rounds keys and values; "
                 "remove it, or also build with --kv int8"
             )

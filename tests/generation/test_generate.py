@@ -11,6 +11,7 @@ import jsonschema
 import numpy as np
 import onnx_ir as ir
 import pytest
+from random_checkpoints import CAUSAL, random_checkpoint
 from schemes import SCHEMES
 from small_models import pretend_no_placement, vary
 
@@ -784,6 +785,28 @@ def test_bad_input(generator: Generator, prompts: Any, options: Any, told: str) 
 def test_bad_fields(folder: Path, tmp_path: Path, fields: Any, told: str) -> None:
     with pytest.raises(GraphgenError, match=told):
         read_options(copied(folder, tmp_path / "a", **fields))
+
+
+@pytest.mark.parametrize(
+    "fields, code, told",
+    [
+        ({"eos_token_id": "9"}, 2, "eos is '9'; give tokens"),
+        ({"num_beams": 1.5}, 2, "beams is 1.5; it must be a whole number"),
+        ({"eos_token_id": 500}, 0, "eos has token 500; the model has tokens 0 to"),
+        ({"guidance_scale": 2.0}, 0, "guidance_scale is 2.0, which has no option here"),
+        ({"num_return_sequences": 2}, 0, "num_return_sequences is 2, but 1 beam"),
+    ],
+)
+def test_a_build_says_what_generate_would_refuse(
+    tmp_path: Path, fields: Any, code: int, told: str, capsys: Any
+) -> None:
+    """A wrong kind is refused; what has a meaning elsewhere, or with other options, is told."""
+    source = random_checkpoint(tmp_path, CAUSAL["gpt2"])
+    (source / "generation_config.json").write_text(json.dumps(fields))
+    assert commands.main(["build", str(source), "-o", str(tmp_path / "out")]) == code
+    shown = capsys.readouterr()
+    assert told in (shown.err if code else shown.out)
+    assert (tmp_path / "out").exists() == (code == 0)
 
 
 def test_low_temperatures_take_the_likeliest(generator: Generator, greedy: Any) -> None:

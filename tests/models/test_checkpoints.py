@@ -342,6 +342,17 @@ def test_the_head_of_a_classifier_is_no_head_of_tokens(tmp_path):
         from_folder(tmp_path, task)
 
 
+@pytest.mark.parametrize("padding", [None, -1, 512])
+def test_positions_of_roberta_need_a_padding(tmp_path, padding):
+    random_checkpoints.random_checkpoint(tmp_path, random_checkpoints.ENCODERS["roberta"])
+    fields = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**fields, "pad_token_id": padding}))
+    wanted = "a token from 0" if padding == -1 else "an id that has a position"
+    told = rf"roberta: pad_token_id is {padding}; it must be {wanted}"
+    with pytest.raises(gg.GraphgenError, match=told):
+        from_folder(tmp_path)
+
+
 def test_positions_of_roberta_skip_padding(tmp_path):
     """On either side: those of BERT begin at the row's start, padding or not."""
     random_checkpoint(tmp_path, "roberta", "feature-extraction")

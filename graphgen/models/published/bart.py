@@ -91,8 +91,8 @@ def placed(config: Config, kind: Kind, name: str) -> dict[str, Any]:
     features = config.take("d_model", int)
     length = config.take("max_position_embeddings", int, 1024)
     if config.model_type == "m2m_100":
-        padding = config.raw("pad_token_id", 1)
-        if type(padding) is not int or not 0 <= padding < 1 << 16:
+        padding = config.optional("pad_token_id", int, 1)
+        if padding is None or padding >= 1 << 16:
             config.refuse("pad_token_id", padding, "a token, up to 65535")
         if features < 4:
             config.refuse("d_model", features, "4 or more")

@@ -42,9 +42,8 @@ def specification(config: Config, **own: Any) -> EncoderSpecification:
 
 def roberta(config: Config) -> EncoderSpecification:
     """The n-th token that is not padding has position n + padding's id."""
-    padding = config.raw("pad_token_id", 1)
-    length = config.take("max_position_embeddings", int, 512)
-    if type(padding) is not int or not 0 <= padding < length:
+    padding = config.optional("pad_token_id", int, 1)
+    if padding is None or padding >= config.take("max_position_embeddings", int, 512):
         config.refuse("pad_token_id", padding, "an id that has a position")
     return specification(config, padding=padding, activation="gelu")
 

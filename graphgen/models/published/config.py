@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from graphgen.errors import GraphgenError
 from graphgen.files import read_json
@@ -14,8 +14,8 @@ from graphgen.nn.feed_forward import Activation
 T = TypeVar("T", bool, int, float, str)
 W = TypeVar("W")
 
-_LARGEST = 1 << 24  # size
 _WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
+_LARGEST = 1 << 24  # size
 _MOST_LAYERS = 1000  # each becomes an object before the weights show that there are fewer
 
 _WITHOUT_EFFECT = re.compile(
@@ -94,27 +94,28 @@ class Config:
     def take(self, name: str, kind: type[T], default: T | None = None) -> T:
         """A field, or the default.
 
-        Sizes (int) are from 1 to 2^24, layers at most 1000; what norms add is at least 0.
+        Sizes (int) are from 1 to 2^24, layers at most 1000; tokens and what norms add, from 0 on.
         """
         value: Any = self.raw(name, default)
         if value is None:
             raise GraphgenError(f"{self.where}: the field {name!r} is missing")
-        if kind is float and type(value) is int and abs(value) <= _LARGEST:
-            value = float(value)
+        whole = type(value) is int and abs(value) <= _LARGEST
+        value = float(value) if kind is float and whole else value
         if type(value) is not kind or (isinstance(value, float) and not math.isfinite(value)):
             self.refuse(name, value, _WORDS[kind])
         if kind is float and name.endswith(("eps", "epsilon")) and float(value) < 0.0:
             self.refuse(name, value, "at least 0")
         largest = _MOST_LAYERS if name.endswith(("layer", "layers")) else _LARGEST
-        if kind is int and not 0 < int(value) <= largest:
-            self.refuse(name, value, f"a size from 1 to {largest}")
-        return value  # type: ignore[no-any-return]
+        least, what = (0, "a token") if name.endswith("_token_id") else (1, "a size")
+        if kind is int and not least <= int(value) <= largest:
+            self.refuse(name, value, f"{what} from {least} to {largest}")
+        return value
 
     def optional(self, name: str, kind: type[T], default: T | None = None) -> T | None:
         """A field: None if it is null, the default if it is absent."""
         self._taken.add(name)
-        absent = default is None and name not in self._fields
-        return None if absent or name in self._null else self.take(name, kind, default)
+        none = name in self._null or (default is None and name not in self._fields)
+        return None if none else self.take(name, kind, default)
 
     def raw(self, name: str, default: Any = None) -> Any:
         """A field of any type, such as a list or a dictionary."""
@@ -170,10 +171,9 @@ class Config:
         """Refuse the field unless it is absent or one of `values`."""
         self._taken.add(name)
         if name in self._fields and self._fields[name] not in values:
-            wanted = " or ".join(map(repr, values)) or "absent"
-            self.refuse(name, self._fields[name], wanted)
+            self.refuse(name, self._fields[name], " or ".join(map(repr, values)) or "absent")
 
-    def refuse(self, name: str, value: Any, wanted: str) -> None:
+    def refuse(self, name: str, value: Any, wanted: str) -> NoReturn:
         """Raise the error for a field that is not what it must be."""
         raise GraphgenError(
             f"{self.where}: {self.model_type}: {name} is {value!r:.100}; it must be {wanted}"

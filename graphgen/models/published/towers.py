@@ -85,14 +85,6 @@ def vision(config: Config, own: Parts, *, clip: bool) -> Encoder:
     return Encoder(picture(config, 32 if clip else 16, **how), own, layers)
 
 
-def token(config: Config, name: str, default: int) -> int:
-    """A token that the configuration names."""
-    found = config.raw(name, default)
-    if type(found) is not int or found < 0:
-        config.refuse(name, found, "a token")
-    return found  # type: ignore[no-any-return]
-
-
 def without_effect(config: Config) -> None:
     """Accept what older files note of each tower: the fields of any model."""
     for name in ("is_decoder", "add_cross_attention", "tie_encoder_decoder"):
@@ -118,7 +110,7 @@ class TextSide(nn.Module):
             activation=kind,
             attention=lambda: nn.Attention(features, num_heads=heads, causal=clip),
         )
-        end = token(config, "eos_token_id", 49407) if clip else None
+        end = config.take("eos_token_id", int, 49407) if clip else None
         self.text_model = Text(config, own, end=end)
         self.text_projection = None if size is None else nn.Linear(features, size, bias=False)
 
