@@ -25,7 +25,7 @@ from graphgen.infer import DOMAIN, OPSET, new_context
 from graphgen.model import Model
 from graphgen.op import Op, find_op
 from graphgen.record import Tape, recording
-from graphgen.rounded import FileSizes
+from graphgen.rounded import SHOWN, FileSizes
 from graphgen.subgraphs import detach, infer_graph, nodes_of, subgraphs_of
 from graphgen.traits import Trait, has
 from graphgen.value import Tensor, Value, graph_value
@@ -200,16 +200,13 @@ LENGTHS = "graphgen.lengths"
 def infer_model(model: ir.Model) -> Any:
     """Infer types and shapes of every value; return the context with shape values."""
     least = dict.fromkeys(model.graph.meta.get(LENGTHS, ()), 1)
-    context = _inferred(model, least)
-    for _ in range(_MOST_AGAIN):  # a size is computed above what shows how small it can be
-        least = {
-            size: bound
-            for size, bound in context.least.items()
-            if not any(map(context.is_generated_symbol, re.findall(r"\w+", size)))
-        }
-        if not any(least.get(size, bound - 1) >= bound for size, bound in context.asked.items()):
+    context = _inferred(model, least, model.graph.meta.setdefault(SHOWN, {}))
+    for _ in range(_MOST_AGAIN):  # a size is computed above what shows how small or which it is
+        least = {s: n for s, n in context.least.items() if not context.is_made_up(s)}
+        asked = any(least.get(size, bound - 1) >= bound for size, bound in context.asked.items())
+        if not asked and context.names.keys().isdisjoint(context.shown):
             break
-        context = _inferred(model, least)
+        context = _inferred(model, least, context.shown)
     return context
 
 
@@ -217,10 +214,12 @@ _MOST_AGAIN = 3
 """What one inference shows, the next may build on: how short a signal is, then half of it."""
 
 
-def _inferred(model: ir.Model, least: dict[str, int]) -> FileSizes:
+def _inferred(
+    model: ir.Model, least: dict[str, int], shown: dict[frozenset[str], frozenset[str]]
+) -> FileSizes:
     context = new_context({DOMAIN: 1, "com.microsoft": 1, **model.graph.opset_imports})
     assert isinstance(context, FileSizes)
-    context.graph, context.least = model.graph, least
+    context.graph, context.least, context.shown = model.graph, least, shown
     context.reserve_symbol_names(
         str(dim)
         for graph in model.graphs()

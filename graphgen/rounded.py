@@ -2,11 +2,15 @@
 
 import math
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 import onnx_ir as ir
 from onnx_shape_inference import ShapeInferenceContext
+
+SHOWN = "graphgen.shown"
+"""In a graph's `meta`, `FileSizes.shown`: what is rewritten by it may not show it any more."""
 
 
 class FileSizes(ShapeInferenceContext):
@@ -26,6 +30,10 @@ class FileSizes(ShapeInferenceContext):
         self.fixed: dict[str, int | ir.SymbolicDim] = {}
         self.least: dict[str, int] = {}  # of sizes without the numbers that are added to them
         self.asked: dict[str, int] = {}  # what was not known to be as large when it was asked for
+        # Different sizes that are broadcast, by the name made up for the result, and that name.
+        self.joined: dict[str, frozenset[str]] = {}
+        self.names: dict[frozenset[str], ir.SymbolicDim] = {}
+        self.shown: dict[frozenset[str], frozenset[str]] = {}  # some that all become, by a product
 
     def note(self, size: int | ir.SymbolicDim, least: int) -> None:
         """Note that a size is at least this in every run."""
@@ -34,6 +42,53 @@ class FileSizes(ShapeInferenceContext):
         if (inside := _inside(rest, least - number)) is not None:
             symbol, bound = inside
             self.least[symbol] = max(bound, self.least.get(symbol, bound))
+
+    def join(self, sizes: Sequence[int | ir.SymbolicDim]) -> int | ir.SymbolicDim:
+        """What different sizes broadcast to: one name for the same sizes, in whatever steps."""
+        if any(str(d) == "None" for d in sizes):
+            return self.new_symbolic_dim()
+        every = self._joined(*sizes)
+        if len(every) == 1:
+            return ir.SymbolicDim(*every)
+        if every not in self.names:
+            self.names[every] = self.new_symbolic_dim()
+            self.joined[str(self.names[every])] = every
+        return self.names[every]
+
+    def _joined(self, *sizes: int | ir.SymbolicDim) -> frozenset[str]:
+        """The sizes that are broadcast, as far as a product does not show that others have one.
+
+        Next to n, Min(9, n) is n.
+        """
+        each = (self.joined.get(str(d), frozenset((str(d),))) for d in sizes)
+        every = frozenset[str]().union(*each)
+        cut = {d: re.fullmatch(r"Min\((\d{2,}|[2-9]), (.+)\)", d) for d in every}
+        every = frozenset(d for d in every if (found := cut[d]) is None or found[2] not in every)
+        for whole, part in self.shown.items():
+            every = every - (whole - part) if part <= every else every
+        return every
+
+    def is_repeated_to(self, size: int | ir.SymbolicDim, other: int | ir.SymbolicDim) -> bool:
+        """Whether a size is the other one or 1 in every run: they broadcast to the other."""
+        return self._joined(size, other) == self._joined(other)
+
+    def show_equal(self, a: int | ir.SymbolicDim, b: int | ir.SymbolicDim) -> None:
+        """Note that two sizes are equal in every run, if one is what the other and more become.
+
+        A reshape to a size may keep another instead where it is 0: where one of the others is, and
+        b, one of them, is not 1.
+        """
+        for size, other in ((str(a), str(b)), (str(b), str(a))):
+            (factor, name), (own, rest) = map(_factors, (size, other))
+            kept = self.kept.get(name)
+            every = self.joined.get(name if kept is None else str(kept[0]), frozenset())
+            part = self.joined.get(rest, frozenset((rest,)))
+            if own == factor and part < every and not any(map(self.is_made_up, every)):
+                self.shown[every] = part
+
+    def is_made_up(self, size: str) -> bool:
+        """Whether inference made up a name in a size: it may have another one next time."""
+        return any(map(self.is_generated_symbol, re.findall(r"\w+", size)))
 
     def are_equal(self, a: int | ir.SymbolicDim, b: int | ir.SymbolicDim) -> bool:
         """Whether two sizes are one in every run: a trace may reshape n elements to 12."""
@@ -56,6 +111,12 @@ class FileSizes(ShapeInferenceContext):
         if later:
             self.asked[wanted] = min(bound, self.asked.get(wanted, bound))
         return False
+
+
+def _factors(size: str) -> tuple[int, str]:
+    """A size as a number and what it multiplies."""
+    found = re.fullmatch(r"(\d+)\*(\w+)", size)
+    return (int(found[1]), found[2]) if found else (1, size)
 
 
 @lru_cache(1 << 12)

@@ -66,8 +66,12 @@ def broadcast(shapes: Sequence[ir.Shape], context: ShapeInferenceContext) -> ir.
             if common is None and isinstance(context, DeclaredSizes):
                 common = dims[0] if all(same_size(dims[0], dim) for dim in dims) else None
             common = _decisive(dims) if common is None else common
-            result.append(context.new_symbolic_dim() if common is None else common)
+            result.append(_joined(dims, context) if common is None else common)
     return ir.Shape(result)
+
+
+def _joined(dims: Sequence[Dim], context: ShapeInferenceContext) -> Dim:
+    return context.join(dims) if isinstance(context, FileSizes) else context.new_symbolic_dim()
 
 
 def _decisive(dims: Sequence[Dim]) -> Dim | None:
@@ -184,12 +188,25 @@ def _multiply(node: ir.Node, context: ShapeInferenceContext) -> None:
     known = [v.shape for v in node.inputs if v is not None and v.shape is not None]
     if len(known) == 2 and min(map(len, known)) >= 1:
         x, y = known
-        expect_same([x[-1], y[-2 if len(y) > 1 else -1]], context)
+        summed = [x[-1], y[-2 if len(y) > 1 else -1]]
+        expect_same(summed, context)
+        _show_equal(node, [summed], context)
     if len(known) == 2 and min(map(len, known)) >= 2:
         batches = [ir.Shape(shape[:-2]) for shape in known]
         batch = broadcast(batches, context)
+        pairs = zip(*map(reversed, batches), strict=False)
+        _show_equal(node, [pair for pair in pairs if all(map(is_above_one, pair))], context)
         _expect_elements(node, batches, context)
         node.outputs[0].shape = ir.Shape([*batch, known[0][-2], known[1][-1]])
+
+
+def _show_equal(
+    node: ir.Node, pairs: Iterable[Sequence[Dim]], context: ShapeInferenceContext
+) -> None:
+    """Note sizes that are equal wherever a node runs that always does."""
+    if isinstance(context, FileSizes) and node.graph is not None and node.graph is context.graph:
+        for one, other in pairs:
+            context.show_equal(one, other)
 
 
 @mends("Concat")

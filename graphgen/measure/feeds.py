@@ -17,6 +17,7 @@ from graphgen.op import is_a
 from graphgen.operands import Array
 from graphgen.ops.layout import lowest_of
 from graphgen.ops.numbers_of_sizes import size_at
+from graphgen.rounded import SHOWN
 from graphgen.traits import Trait, has, lookup_of
 from graphgen.value import adopt
 
@@ -264,7 +265,13 @@ def sizes_of(model: ir.Model, base: int, *, long: bool = False) -> list[dict[str
     steps = {name: 2 + (base + i) % 2 for i, name in enumerate(n for n in named if n in inner)}
     chosen = _STEPS if long and steps else ()
     longer = [rows | {name: n * step for name, n in steps.items()} for step in chosen]
-    return [apart, alike, *sums, *(x if _is_small(model, x) else apart for x in longer)]
+    given = [apart, alike, *sums, *(x if _is_small(model, x) else apart for x in longer)]
+    shown = sorted(model.graph.meta.get(SHOWN, {}).items(), key=lambda pair: len(pair[0]))
+    for sizes in given:
+        for every, part in shown:  # a mask that is no longer than what it masks, say
+            like = next((sizes[name] for name in sorted(part) if name in sizes), None)
+            sizes.update({name: like for name in every & sizes.keys() if like is not None})
+    return given
 
 
 def _is_small(model: ir.Model, sizes: Mapping[str, int]) -> bool:

@@ -23,6 +23,7 @@ from graphgen.passes.legalize import runnable
 from graphgen.passes.repros import BOTH, DIFFERENCE, write
 from graphgen.passes.runs import Memory, Trials, renumbered, serialized
 from graphgen.record import Tape
+from graphgen.rounded import SHOWN
 from graphgen.runtime import Session
 from graphgen.subgraphs import nodes_of, read_by, subgraphs_of
 
@@ -125,6 +126,7 @@ def _parts(
     replaced = [node for node in _in_order(region | above) if node not in above]
     before = _part(free, [y for y, _ in outputs], [*shared, *replaced])
     after = _part(free, [y for _, y in outputs], [*shared, *tape.nodes])
+    before.graph.meta[SHOWN] = root.graph.meta.get(SHOWN, {}) if root.graph else {}
     return inputs, before, after, observed
 
 

@@ -214,9 +214,10 @@ class Heads:
             if own and own[-1] in leaves(d)
             for axis in leaves(d)
         }
-        several = [leaves(d) for d in dims[:-2] if d]
         beside.update(axis for axis in batch if not (k.has(axis) and v.has(axis)))
-        beside.update(several[-1] if len(several) > 1 else [])
+        for split in (dims[:-2], scores.split):
+            several = [d for d in map(leaves, split) if d and {*d} <= {*batch}]
+            beside.update(several[-1] if len(several) > 1 else [])
         heads = [axis for axis in batch if axis in beside and isinstance(axis.size, int)]
         batch = [axis for axis in batch if axis not in heads]
         if not all(isinstance(axis.size, int) for axis in feature):

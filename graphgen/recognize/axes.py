@@ -83,6 +83,13 @@ def is_always(size: int | ir.SymbolicDim, other: int | ir.SymbolicDim) -> bool:
     return isinstance(context, FileSizes) and context.are_equal(size, other)
 
 
+def is_repeated_to(size: int | ir.SymbolicDim, other: int | ir.SymbolicDim) -> bool:
+    """Whether a size is the other one or 1 wherever the graph runs, as a product shows."""
+    tape = current_tape()
+    context = None if tape is None else tape.context
+    return isinstance(context, FileSizes) and context.is_repeated_to(size, other)
+
+
 def fresh(shape: ir.Shape) -> Dims:
     """A separate axis for each dimension that is not 1."""
     return [[] if d == 1 else [Axis(d)] for d in shape]

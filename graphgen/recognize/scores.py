@@ -31,6 +31,7 @@ from graphgen.recognize.axes import (
     follow,
     is_always,
     is_one_beside,
+    is_repeated_to,
     is_told,
     leaves,
     size_text,
@@ -134,6 +135,7 @@ class Scores:
     def __init__(self, q: View, k: View) -> None:
         self.q, self.k = q, k
         self.dims: Dims = []
+        self.split: Dims = []  # those at the softmax, behind which batch and heads may be merged
         self.query: Dim = []
         self.key: Dim = []
         self.feature: Dim = []
@@ -185,6 +187,7 @@ class Scores:
             problem = found.take(node, spine, math.prod(factors[i:]), "Tanh" in later)
             if problem is not None:
                 return problem
+        found.split = found.dims
         axis = softmax.attributes["axis"].as_int() if "axis" in softmax.attributes else -1
         found.key, rows, columns = leaves(found.dims[axis]), a.dims[-2], b.dims[-1]
         found.query, found.feature = leaves(rows), leaves(a.dims[-1])
@@ -321,7 +324,8 @@ class Scores:
         for j, (own, wanted) in enumerate(pairs, 1):
             d, size = value.shape[-j], full[-j]
             known = is_told(d) and is_told(size) and broadcast_partner((d, size)) is None
-            if own and known and isinstance(d, ir.SymbolicDim) and is_above_one(size):
+            repeated = is_above_one(size) or is_repeated_to(d, size)
+            if own and known and isinstance(d, ir.SymbolicDim) and repeated:
                 known, loose = False, loose or not is_always(d, size)
             scores = [axis.size for axis in leaves(wanted)]
             if own and len(scores) == 1 and same_dim(scores[0], size) and is_one_beside(d, size):
@@ -331,6 +335,7 @@ class Scores:
                 return Miss(f"a mask has {d} where the scores have {size}")
             named = own and len(scores) == 1 and is_told(d) and is_told(scores[0])
             named = named and not is_always(d, scores[0]) and not is_above_one(scores[0])
+            named = named and not is_repeated_to(d, scores[0])
             if named and broadcast_partner((d, *scores)) is None:
                 problem = f"a mask has {d} where the scores have {scores[0]}"
                 self.unequal.append((wanted, dim(adopt(value), len(view.dims) - j), problem))

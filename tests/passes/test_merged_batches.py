@@ -1,0 +1,103 @@
+"""Attention around products that merge batch and heads, as tf2onnx writes an einsum."""
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from small_models import ROUNDING, as_in_a_file, relative_rms
+
+import graphgen as gg
+from graphgen import ops
+from graphgen.edit import infer_model
+from graphgen.errors import GraphgenError
+from graphgen.export.write import to_bytes
+from graphgen.graph import count_operators
+from graphgen.op import TABLE
+from graphgen.passes import optimize
+from graphgen.runtime import Session
+
+H, D = 4, 8
+LOWEST = float(np.finfo(np.float32).min)
+reshape, shape = TABLE["", "Reshape"], TABLE["", "Shape"]
+
+
+def heads(x: Any) -> Any:
+    return ops.transpose(ops.reshape(x, [ops.dim(x, 0), ops.dim(x, 1), H, D]), perm=[0, 2, 1, 3])
+
+
+def flat(x: Any) -> Any:
+    """(B·H, T, D), with T as what is left."""
+    sizes, rest = shape(x), np.array([-1])
+    return reshape(x, ops.concat(ops.reduce_prod(sizes[:2], [0]), rest, sizes[3:], axis=0))
+
+
+def attended(x: Any, mask: Any, *, merged: bool = True) -> Any:
+    """Self-attention of x (B, T, H·D) with a mask of other sizes."""
+    q, k, v = heads(x), heads(x * 0.5), heads(x + 1.0)
+    scores = flat(q) @ ops.swap_last(flat(k))
+    square = reshape(scores, ops.concat(shape(q)[:3], shape(k)[2:3], axis=0))
+    weights = ops.softmax(ops.where(mask, square * 0.25, LOWEST))
+    if not merged:
+        return weights @ v
+    y = flat(weights) @ flat(v)
+    return reshape(y, ops.concat(shape(weights)[:3], np.array([D]), axis=0))
+
+
+def over_keys(x: Any, m: Any) -> Any:
+    return attended(x, ops.unsqueeze(m, [1, 2]))
+
+
+def batches_apart(x: Any, m: Any) -> Any:
+    return attended(x, ops.unsqueeze(m, [1, 2]), merged=False)
+
+
+def over_keys_of_both(x: Any, m: Any, n: Any) -> Any:
+    return attended(x, ops.logical_and(ops.unsqueeze(m, [1, 2]), ops.unsqueeze(n, [1, 2])))
+
+
+@pytest.mark.parametrize(
+    ("body", "fits"), [(over_keys, 9), (batches_apart, 12), (over_keys_of_both, 25)]
+)
+def test_a_product_shows_that_a_mask_has_the_sizes_of_scores_or_1(body: Any, fits: int) -> None:
+    """Each input has sizes of its own. What ran runs, with the same result; nothing else does."""
+    names = "xmn"[: body.__code__.co_argcount]
+    specs = {"x": gg.float32["unk__0", "unk__1", H * D]}
+    for i, name in enumerate(names[1:], 1):
+        specs[name] = gg.bool_[f"unk__{2 * i}", f"unk__{2 * i + 1}"]
+    model = as_in_a_file(body, primitives=True, **{name: specs[name] for name in names})
+    best = optimize(model, verify=True)
+    operators = count_operators(best.model)
+    assert operators["Attention"] == 1 and "Softmax" not in operators, operators
+    rng = np.random.default_rng(0)
+    before, after = (Session(to_bytes(m), optimize=False) for m in (model, best.model))
+    ran = 0
+    for sizes in itertools.product((1, 3), (1, 5), repeat=len(names)):
+        feeds: dict[str, Any] = {"x": rng.standard_normal((*sizes[:2], H * D)).astype(np.float32)}
+        for i, name in enumerate(names[1:], 1):
+            feeds[name] = rng.integers(0, 4, sizes[2 * i : 2 * i + 2]) > 0
+            feeds[name][:, 0] = True
+        try:
+            [wanted] = before(feeds)
+        except GraphgenError:
+            with pytest.raises(GraphgenError):
+                after(feeds)
+            continue
+        [got] = after(feeds)
+        assert wanted.shape == got.shape and relative_rms(wanted, got) < ROUNDING
+        ran += 1
+    assert ran == fits
+
+
+def test_sizes_that_are_broadcast_have_one_name_in_whatever_steps() -> None:
+    """But not the name of any of them, which may be 1."""
+
+    def body(a: Any, b: Any, c: Any) -> Any:
+        return (a + b) + c, a + (c + b), a + b
+
+    specs = {name: gg.float32[f"unk__{i}", 2] for i, name in enumerate("abc")}
+    model = as_in_a_file(body, primitives=True, **specs)
+    infer_model(model)
+    one, other, two = (str(y.shape[0]) for y in model.graph.outputs if y.shape is not None)
+    assert one == other != two
+    assert {one, two}.isdisjoint({"unk__0", "unk__1", "unk__2"})
