@@ -143,7 +143,7 @@ def test_published_fields_are_known(kind: str) -> None:
             {"text_config": {"kind": 3}},
             "text_config: clip_text_model does not .*: kind = 3",
         ),
-        ("clip", {"text_config": {"eos_token_id": [2]}}, "eos_token_id is .*; it must be a token"),
+        ("clip", {"text_config": {"eos_token_id": [2]}}, "eos_token_id is .*; it must be an in"),
         ("clip", {"text_config_dict": {"hidden_size": 9}}, "must be what text_config says: hidden"),
         ("siglip", {"vision_config": {"vision_use_head": False}}, "vision_use_head is False; it"),
         ("siglip", {"text_config": {"model_type": "gemma"}}, "must be of model_type 'siglip_text"),
