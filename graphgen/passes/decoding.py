@@ -1,5 +1,6 @@
 """Decoders whose cache stays in place: keys and values are written into their old buffers."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -30,7 +31,7 @@ from graphgen.passes import optimize
 from graphgen.places import where_is
 from graphgen.recognize.decoders import behind, joined
 from graphgen.recognize.masks import causal_window
-from graphgen.recognize.terms import multiplied, sum_of_terms
+from graphgen.recognize.terms import is_static, multiplied, split_in_blocks, sum_of_terms
 from graphgen.record import current_tape
 from graphgen.targets import Target
 from graphgen.traits import Trait, has
@@ -121,7 +122,7 @@ def keep_last(model: ir.Model, name: str = "logits", *, several: bool = False) -
     above = _above(y)
     if not above:
         return False
-    x, first = above[-1]
+    x, readers = above[-1]
     inside = _between(x, y)
     cached = next((n for n in model.graph if is_a(n, ops.group_query_attention)), None)
     kept = ir.val(KEPT, ir.DataType.INT64, []) if several else None
@@ -130,17 +131,17 @@ def keep_last(model: ir.Model, name: str = "logits", *, several: bool = False) -
 
     def choose(node: ir.Node) -> Rewired | None:
         tape = current_tape()
-        if node is not first or tape is None:
+        if node not in readers or tape is None:
             return None
         tape.path = ""  # of no module
         last = _last(adopt(x), cached, kept)
         return Rewired({i: last for i, value in enumerate(node.inputs) if value is x}, "the last")
 
     engine = Engine(context=context)
-    engine.run("keep_last", model, {operator_name(first): [choose]})
+    engine.run("keep_last", model, {operator_name(node): [choose] for node in readers})
     for value in {v for node in inside for v in node.outputs} - {v for v, _ in above} - {y}:
         value.shape = None  # within a product of two terms, (2, B, T, K)
-    for value in (y, *(v for _, node in above for v in node.outputs)):
+    for value in (y, *(v for _, nodes in above for node in nodes for v in node.outputs)):
         if value.shape is not None and len(value.shape) == 3:
             value.shape = ir.Shape([value.shape[0], KEPT if several else 1, value.shape[2]])
     tidy(model)
@@ -213,23 +214,23 @@ def _given_back(node: ir.Node) -> Rewrite | None:
     return None
 
 
-def _above(y: ir.Value) -> list[tuple[ir.Value, ir.Node]]:
+def _above(y: ir.Value) -> list[tuple[ir.Value, set[ir.Node]]]:
     """Values (B, T, ·) that y is computed from row by row, with their readers, nearest first."""
-    found: list[tuple[ir.Value, ir.Node]] = []
+    found: list[tuple[ir.Value, set[ir.Node]]] = []
     value = y
     while (read := _read_by_rows(value)) is not None:
-        value, node = read
+        value, readers = read
         if value.shape is None or y.shape is None or len(value.shape) != 3:
             break
         if not all(map(same_dim, value.shape[:2], y.shape[:2])):
             break
-        found.append((value, node))
-        if len(value.uses()) > 1 or value.is_graph_output():
+        found.append((value, readers))
+        if {use.node for use in value.uses()} - readers or value.is_graph_output():
             break
     return found
 
 
-def _read_by_rows(y: ir.Value) -> tuple[ir.Value, ir.Node] | None:
+def _read_by_rows(y: ir.Value) -> tuple[ir.Value, set[ir.Node]] | None:
     """The value whose rows make the rows of y, and what reads it first, if there is one."""
     node = y.producer()
     if node is None:
@@ -240,14 +241,20 @@ def _read_by_rows(y: ir.Value) -> tuple[ir.Value, ir.Node] | None:
         between = _between(x, y)
         readers = {use.node for use in x.uses()} & between
         free = x.shape is not None and len(x.shape) > 1 and not isinstance(x.shape[1], int)
-        return (x, readers.pop()) if free and len(readers) == 1 else None
+        return (x, readers) if free and len(readers) == 1 else None
     if not has(node, Trait.BY_ROWS):
         return None
-    made = dict.fromkeys(v for v in present_inputs(node) if not _is_static(v))
+    made = dict.fromkeys(v for v in present_inputs(node) if not is_static(v))
+    if is_a(node, ops.add) and len(made) == 2:
+        for shifted, y in itertools.permutations(made):
+            split, read = split_in_blocks(shifted), _read_by_rows(y)
+            if split is not None and read is not None and read[0] is split.inputs[0]:
+                return read[0], read[1] | {split}
+        return None
     makers = {produced_by(v, dynamic_quantize_linear) for v in made}
     if len(makers) == 1 and (quantized := makers.pop()) is not None:
         made, node = dict.fromkeys(present_inputs(quantized)), quantized
-    return (next(iter(made)), node) if len(made) == 1 and _goes_by_rows(node) else None
+    return (next(iter(made)), {node}) if len(made) == 1 and _goes_by_rows(node) else None
 
 
 def _between(x: ir.Value, y: ir.Value) -> set[ir.Node]:
@@ -258,7 +265,7 @@ def _between(x: ir.Value, y: ir.Value) -> set[ir.Node]:
     while left:
         for value in present_inputs(left.pop()):
             node = value.producer()
-            if value is x or _is_static(value) or constant(value) is not None or node in found:
+            if value is x or is_static(value) or constant(value) is not None or node in found:
                 continue
             if node is None:
                 return set()
@@ -366,19 +373,11 @@ def _lengths_read(model: ir.Model, padding: ir.Value) -> Miss | None:
     return None
 
 
-def _is_static(value: ir.Value) -> bool:
-    """Whether a value is a weight, possibly moved; its content is not read."""
-    node = value.producer()
-    if node is None:
-        return value.is_initializer()
-    return is_a(node, ops.transpose) and all(_is_static(v) for v in present_inputs(node))
-
-
 def _goes_by_rows(node: ir.Node) -> bool:
     """Whether a row of the result (B, T, ·) needs only that row of the one non-weight input."""
     if has(node, Trait.NORMALIZES):
         return node.attributes.get_int("axis", -1) in (-1, 2)
     if has(node, Trait.PRODUCT):
-        return node.inputs[0] is not None and not _is_static(node.inputs[0])
-    weights = [v.shape for v in present_inputs(node) if _is_static(v)]
+        return node.inputs[0] is not None and not is_static(node.inputs[0])
+    weights = [v.shape for v in present_inputs(node) if is_static(v)]
     return all(shape is not None and len(shape) <= 1 for shape in weights)

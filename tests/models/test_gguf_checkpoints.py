@@ -21,6 +21,7 @@ from tokenizers import Tokenizer, pre_tokenizers
 import graphgen as gg
 from graphgen.commands import main
 from graphgen.errors import GraphgenError
+from graphgen.match import Miss
 from graphgen.models.published import from_folder
 from graphgen.models.published.config import Config
 from graphgen.models.published.gguf import open_gguf
@@ -28,6 +29,7 @@ from graphgen.models.published.gguf_like import differences
 from graphgen.models.published.gguf_names import config_fields, read_gguf
 from graphgen.models.published.gguf_splits import SPLITS
 from graphgen.models.published.gguf_tokenizer import tokenizer_files
+from graphgen.passes.decoding import KEPT, in_place, keep_last
 from graphgen.passes.training.adapters import linears
 from graphgen.passes.training.by_row import quantized_linears, weight_of
 from graphgen.quantize.effect import feeds_of
@@ -217,6 +219,26 @@ def test_a_file_means_what_its_floats_do(
     [feed] = feeds_of(model, TOKENS, rows=2)
     a, b = (run_plain(m, dict(feed))[0] for m in (wanted, model))
     assert relative_rms(a, b) < (1e-3 if kind in ("Q8_0", "Q5_K") else 1e-5)
+
+
+@pytest.mark.parametrize("table", ["Q4_K", pytest.param("Q5_K", marks=EIGHT)])
+def test_a_tied_head_with_minima_of_blocks_is_read_for_the_last_tokens(
+    table: str, tmp_path: Path
+) -> None:
+    more = {"model_type": "qwen2", "tie_word_embeddings": True}
+    few, _ = checkpoints(tmp_path, "Q4_K", table=table, **more)
+    model, _ = keep_bits(gg.optimize(from_folder(few).model).model, method="gguf")
+    for node in model.graph:  # else a row of int8 depends on what is read with it
+        if node.op_type == "MatMulNBits":
+            node.attributes["accuracy_level"] = ir.AttrInt64("accuracy_level", 1)
+    placed = in_place(model)
+    assert not isinstance(placed, Miss) and keep_last(placed, several=True)
+    [feed] = feeds_of(model, TOKENS, rows=2)
+    whole = run_plain(model, dict(feed))[0]
+    assert keep_last(model, several=True)
+    kept = run_plain(model, {**feed, KEPT: np.array(2, np.int64)})[0]
+    assert kept.shape == (2, 2, whole.shape[2])
+    assert relative_rms(whole[:, -2:], kept) < 1e-6
 
 
 def test_a_table_stays_in_float_where_its_rows_cannot_be_read(
