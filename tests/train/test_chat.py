@@ -155,6 +155,8 @@ def test_a_template_that_ends_badly_is_one_error(name, template):
 def test_what_is_no_template_or_no_message_is_one_error(template, tmp_path):
     with pytest.raises(GraphgenError, match=r"the chat template of .* is not one: unexpected '}'"):
         template("{{ a }")
+    with pytest.raises(GraphgenError, match=r"the chat template of .* is not one: 'break' outside"):
+        template("{% break %}")
     with pytest.raises(GraphgenError, match="has no chat template, which `messages` need: add"):
         template(None)
     for messages in (["a"], [{"content": "w1"}], [{"role": 1}]):

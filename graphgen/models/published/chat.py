@@ -34,7 +34,7 @@ class Template:
         for name, source in sources(folder, config).items():
             try:
                 self._templates[name] = made.from_string(source)
-            except (self._jinja.TemplateError, RecursionError) as error:
+            except (self._jinja.TemplateError, SyntaxError, RecursionError) as error:  # of Python
                 which = "" if name == "default" else f", {name},"
                 raise GraphgenError(
                     f"{self._who}{which} is not one: {first_line(error)}"
