@@ -104,6 +104,11 @@ def is_scripted(model: ir.Model) -> bool:
     )
 
 
+def perhaps_buffers(names: Sequence[str]) -> list[str]:
+    """Names that modules of torch do not give their own parameters: weight, bias, weight_ih_l0."""
+    return [n for n in names if not re.search(r"(^onnx::|(^|\.)(in_proj_)?(weight|bias)\w*$)", n)]
+
+
 def calculated_by_torch(
     names: Sequence[str],
     values: Mapping[str, ir.Value],

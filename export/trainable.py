@@ -21,6 +21,7 @@ from graphgen.export.torch_files import (
     calculated_numbers,
     is_scripted,
     origin_of,
+    perhaps_buffers,
 )
 from graphgen.export.uses import (
     EXPORT,
@@ -295,6 +296,11 @@ def choose_trainable(
     meant = wanted.meant if wanted is not None else set()
     for name in names:
         _check_trained(name, found, names, meant, wanted)
+    if found.scripted and wanted is None and (open_ := perhaps_buffers(names)):
+        warn(
+            f"artifacts: a file by TorchScript does not tell parameters from buffers, and these "
+            f"are trained: {listed(open_)}; {EXPORT}, or leave buffers out with frozen="
+        )
     copies = {} if found.known else copies_in(names, values)
     _check_copies(copies, found, names, meant)
 

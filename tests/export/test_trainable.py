@@ -580,6 +580,22 @@ def test_equal_weights_of_one_module_that_torchscript_stored_once_are_refused(tm
                 assert trained(path) == ["u"]
 
 
+def test_what_may_be_a_buffer_is_told_of_files_by_torchscript(tmp_path):
+    """Not where it is said what is trained."""
+    nodes = [
+        ("/", helper.make_node("Mul", ["x", "a.scale"], ["h"])),
+        ("/a/", helper.make_node("Add", ["h", "a.bias"], ["y"])),
+    ]
+    weights = {"a.scale": normal(4), "a.bias": normal(4)}
+    path = save(tmp_path / "m.onnx", nodes, weights, ["n", 4], y=["n", 4])
+    with pytest.warns(GraphgenWarning, match="from buffers, and these are trained: a.scale; exp"):
+        assert trained(path) == ["a.scale", "a.bias"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert trained(path, frozen="scale") == ["a.bias"]
+        assert trained(path, ["a.scale", "a.bias"]) == ["a.scale", "a.bias"]
+
+
 def test_a_gradient_that_dynamo_let_through_is_told(tmp_path):
     """Its optimizer drops what detaches."""
     call = "%y = call_function[target=torch.ops.aten.mul.Tensor](args = (%{}, %p_a_weight))"
