@@ -430,7 +430,7 @@ def _mark_elements(node: ir.Node, value: ir.Value, context: ShapeInferenceContex
     if value.shape is None or len(value.shape) > 1 or math.prod(value.shape) != len(known):
         forget(value, context)
         return
-    old: set[str] = set()
+    old = {*context.joined} if isinstance(context, FileSizes) else set[str]()
     for x in node.inputs:
         if x is not None:
             old.update(map(str, [*(context.get_symbolic_value(x) or ()), *(x.shape or ())]))

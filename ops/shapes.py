@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnx_shape_inference import ShapeInferenceContext
 
 from graphgen.forms import TEXTS, readable
-from graphgen.graph import AXES
+from graphgen.graph import AXES, constant
 from graphgen.infer import (
     CHECKS,
     DeclaredSizes,
@@ -301,6 +301,20 @@ def _broadcast_operands(node: ir.Node, context: ShapeInferenceContext) -> None:
     if len(known) == len(shapes):
         node.outputs[0].shape = broadcast(known, context)
         _expect_elements(node, known, context)
+
+
+@mends("Where")
+def _repeated_size(node: ir.Node, context: ShapeInferenceContext) -> None:
+    """b where a is 1, else a: the size to which axes of these two sizes are broadcast."""
+    condition, b, a = node.inputs
+    asked = condition.producer() if condition is not None else None
+    if asked is None or asked.op_type != "Equal" or a is None or asked.inputs[0] is not a:
+        return
+    one = constant(asked.inputs[1])
+    sizes = [values[0] for x in (a, b) if x and (values := context.get_symbolic_value(x))]
+    if one is not None and one.tolist() in (1, [1]) and len(sizes) == 2:
+        common = broadcast([ir.Shape([size]) for size in sizes], context)
+        context.set_symbolic_value(node.outputs[0], [*common])
 
 
 def _expect_elements(

@@ -9,8 +9,8 @@ import graphgen.recognize.contractions
 import graphgen.recognize.groups
 import graphgen.recognize.loops
 import graphgen.recognize.recurrent
+import graphgen.recognize.renormalized
 import graphgen.recognize.rotary
 import graphgen.recognize.saved
 import graphgen.recognize.scattered
-import graphgen.recognize.sinks
 import graphgen.recognize.sums

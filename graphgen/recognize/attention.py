@@ -22,17 +22,8 @@ from graphgen.ops.linalg import einsum, fused_matmul
 from graphgen.ops.softmax import softmax
 from graphgen.recognize.axes import UNKNOWN_SIZE, Dim, Dims, View, leaves, size_of, size_text, unify
 from graphgen.recognize.contractions import contraction
-from graphgen.recognize.scores import (
-    PRODUCTS,
-    Scores,
-    between,
-    factor_in,
-    multiplied,
-    operand_of,
-    origin_of,
-    products_above,
-    weights_of,
-)
+from graphgen.recognize.products import PRODUCTS, factor_in, multiplied, operand_of
+from graphgen.recognize.scores import Scores, between, origin_of, products_above, weights_of
 from graphgen.value import Tensor, adopt, graph_value
 
 
@@ -133,7 +124,7 @@ def _rewrite(node: ir.Node, i: int, scores: Scores) -> Rewrite | Miss:
         lengths = f"{size_text(scores.key)} keys, the sum with V along {size_text(summed)} {of}"
         return Miss(f"the softmax is along {lengths}, wanted the same")
     # The sum with V proves how many keys there are: as many as V has rows.
-    kept = [axis.size for axis in leaves(scores.key)] == [axis.size for axis in v.dims[i - 2]]
+    kept = [axis.first for axis in leaves(scores.key)] == [axis.size for axis in v.dims[i - 2]]
     dims = multiplied(node, *((weights, v) if i == 0 else (v, weights)))
     if isinstance(dims, Miss):
         return dims
@@ -146,6 +137,8 @@ def _rewrite(node: ir.Node, i: int, scores: Scores) -> Rewrite | Miss:
     for axis, size, reason in scores.unequal:
         if len(laid.batch) == 1 and leaves(axis) == laid.batch:
             laid.longest.append(size)
+        elif len(laid.query) == 1 and leaves(axis) == laid.query:
+            laid.rows.append(size)
         elif not kept or leaves(axis) != leaves(scores.key):
             return Miss(f"{reason}, either of which may be 1")
     if scores.sinks is not None and leaves(scores.dims[1]) != laid.heads:
@@ -200,7 +193,9 @@ class Heads:
     feature: Dim
     value: Dim
     known: list[View]
-    longest: list[Any] = field(default_factory=list)  # sizes to which a mask may lengthen the batch
+    # Sizes to which a mask may lengthen the batch, and those to which it may lengthen the queries.
+    longest: list[Any] = field(default_factory=list)
+    rows: list[Any] = field(default_factory=list)
 
     @classmethod
     def of(cls, scores: Scores, v: View, value: Dim, dims: Dims) -> "Heads | Miss":
@@ -277,6 +272,8 @@ class Heads:
             return None
         for size in self.longest:
             q, k, v = (expand(x, [size, *[1] * (rank(x) - 1)]) for x in (q, k, v))
+        for size in self.rows:
+            q = expand(q, [*[1] * (rank(q) - 2), size, 1])
         if sinks is None:
             y = attention(q, k, v, mask, **attributes)
         else:

@@ -29,10 +29,16 @@ LAYOUT = tuple(name for (_, name), traits in TRAITS.items() if Trait.LAYOUT in t
 
 
 class Axis:
-    """A factor of an index: its size, and what it was split into or found equal to."""
+    """A factor of an index: its size, and what it was split into or found equal to.
 
-    def __init__(self, size: int | ir.SymbolicDim) -> None:
+    `first` is the size before a mask that may be longer.
+    """
+
+    def __init__(
+        self, size: int | ir.SymbolicDim, first: int | ir.SymbolicDim | None = None
+    ) -> None:
         self.size = size
+        self.first = size if first is None else first
         self.parts: list[Axis] = []
 
     def leaves(self) -> "list[Axis]":
@@ -115,7 +121,7 @@ def unify(a: Dim, b: Dim, *, equal: bool = False) -> bool:
 def _unify_end(left: Dim, right: Dim, end: int) -> bool:
     """Unify the first or last axes of both, and remove them; the larger one is split for that."""
     x, y = left[end], right[end]
-    if x is y or same_dim(x.size, y.size):
+    if x is y or same_dim(x.size, y.size) or same_dim(x.first, y.first):
         if x is not y:
             x.parts = [y]
         del left[end], right[end]

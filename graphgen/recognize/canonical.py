@@ -9,6 +9,7 @@ powers, quotients and the places of factors (recognize/algebra.py).
 import itertools
 import math
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,7 @@ from graphgen.ops.layout import (
     flatten,
     gather,
     reshape,
+    size_from,
     slice_,
     squeeze,
     transpose,
@@ -65,8 +67,9 @@ from graphgen.recognize.axes import (
     swaps_last,
 )
 from graphgen.recognize.bounds import never
-from graphgen.recognize.scores import PRODUCTS, multiplied, operand_of
+from graphgen.recognize.products import PRODUCTS, multiplied, operand_of
 from graphgen.record import current_tape
+from graphgen.rounded import FileSizes
 from graphgen.traits import Trait
 from graphgen.value import Tensor, Value, adopt, graph_value, sizes_of
 
@@ -401,7 +404,15 @@ def _size_of(size: Any, above: Sequence[ir.Value]) -> Any:
         for i, d in enumerate(x.shape or ()):
             if isinstance(d, ir.SymbolicDim) and is_named(d) and same_dim(d, size):
                 return dim(adopt(x), i)
-    return size if isinstance(size, int) else None
+    tape = current_tape()
+    if isinstance(size, int) or tape is None or not isinstance(tape.context, FileSizes):
+        return size if isinstance(size, int) else None
+    names = sorted(tape.context.joined.get(str(size), ()))
+    sizes = [_size_of(ir.SymbolicDim(name), above) for name in names]
+    if not names or None in sizes:
+        return None
+    vectors = [sizes_vector(each) for each in sizes]
+    return size_from(reduce(lambda a, b: where(equal(a, 1), b, a), vectors))  # as they broadcast
 
 
 @canonical(gather, slice_)

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -16,14 +16,14 @@ import onnx_ir as ir
 from graphgen.graph import constant, is_float, operator_name, present_inputs, produced_by, scalar
 from graphgen.infer import describe, same_dim, same_shape
 from graphgen.match import Miss
-from graphgen.op import find_op, is_a, read_attributes
+from graphgen.op import is_a
 from graphgen.ops.elementwise import add, logical_and, logical_not, maximum, where
-from graphgen.ops.layout import dim, lowest_of, numpy_dtype
-from graphgen.ops.linalg import fused_matmul, matmul
+from graphgen.ops.layout import dim, lowest_of, numpy_dtype, transpose
 from graphgen.ops.shapes import broadcast_partner, is_above_one
 from graphgen.ops.softmax import softmax
 from graphgen.recognize.axes import (
     LAYOUT,
+    Axis,
     Dim,
     Dims,
     View,
@@ -39,6 +39,7 @@ from graphgen.recognize.axes import (
 )
 from graphgen.recognize.bounds import hides, is_low, is_tame, largest
 from graphgen.recognize.masks import ALWAYS, CAUSAL, meaning, repeated_scalar
+from graphgen.recognize.products import PRODUCTS, factor_in, multiplied, operand_of
 from graphgen.traits import Trait, has
 from graphgen.value import Tensor, adopt, graph_value
 
@@ -327,7 +328,7 @@ class Scores:
             repeated = is_above_one(size) or is_repeated_to(d, size)
             if own and known and isinstance(d, ir.SymbolicDim) and repeated:
                 known, loose = False, loose or not is_always(d, size)
-            scores = [axis.size for axis in leaves(wanted)]
+            scores = [axis.first for axis in leaves(wanted)]
             if own and len(scores) == 1 and same_dim(scores[0], size) and is_one_beside(d, size):
                 dims[-j] = []
                 continue
@@ -340,6 +341,9 @@ class Scores:
                 problem = f"a mask has {d} where the scores have {scores[0]}"
                 self.unequal.append((wanted, dim(adopt(value), len(view.dims) - j), problem))
         terms.append(Term(value, replace(view, dims=dims), loose=loose, **kind))
+        for axes, size in zip(map(leaves, self.dims), full, strict=True):
+            if len(axes) == 1 and not isinstance(size, int) and not same_dim(axes[0].size, size):
+                axes[0].parts = [Axis(size, axes[0].first)]
         return None
 
     def mask(self, target: Dims) -> "Mask | Miss":
@@ -440,55 +444,23 @@ class Term:
         wanted = [leaves(d) for d in target[len(target) - len(self.view.dims) :]]
         given = [leaves(d) for d in self.view.dims]
         fits = all(g in ([], w) for g, w in zip(given, wanted, strict=False))
-        whole = len(given) <= len(target) and fits
+        whole, perm = len(given) <= len(target) and fits, _order(given, wanted)
         x = adopt(self.value) if whole else self.view.arranged(target, known)
-        if x is None or (self.loose and not whole):
+        if self.loose and not whole:
+            x = None if perm is None else transpose(adopt(self.value), perm=perm)
+        if x is None:
             return None
         return logical_not(x) if self.negated else x if self.factor == 1.0 else x * self.factor
 
 
-PRODUCTS = (matmul, fused_matmul)
-"""Products, also one with layouts and a factor of its own, as the runtime saves them."""
-
-_T = TypeVar("_T")
-
-
-def operand_of(product: ir.Node, i: int, view: View | None) -> View | None:
-    """Operand i as the product multiplies it."""
-    return None if view is None else replace(view, dims=_turned(product, i, view.dims))
-
-
-def _turned(product: ir.Node, i: int, dims: Sequence[_T]) -> list[_T]:
-    """The dimensions of operand i in the order in which the product multiplies them."""
-    op = find_op(product)
-    given = {} if op is None else read_attributes(op, product)
-    dims = list(dims)
-    if given.get("transBatch" + "AB"[i]) and len(dims) > 2:
-        dims = [*dims[1:-1], dims[0], dims[-1]]
-    return [*dims[:-2], *dims[:-3:-1]] if given.get("trans" + "AB"[i]) else dims
-
-
-def factor_in(product: ir.Node) -> float:
-    """What a product's result is multiplied by in it."""
-    return product.attributes.get_float("alpha", 1.0)
-
-
-def multiplied(product: ir.Node, a: View, b: View) -> Dims | Miss:
-    """The axes of a product: batches that may differ are noted, the contracted axes unified."""
-    inputs = enumerate(present_inputs(product))
-    shapes = [_turned(product, i, x.shape.dims) for i, x in inputs if x.shape is not None]
-    if not unify(a.dims[-1], b.dims[-2], equal=True):
-        return Miss(f"the features {shapes[0][-1]} and {shapes[1][-2]} are of different axes")
-    batch: Dims = []
-    for i in range(3, 1 + max(len(a.dims), len(b.dims))):
-        own, other = (v.dims[-i] if len(v.dims) >= i else [] for v in (a, b))
-        if own and other:
-            sizes = [shape[-i] for shape in shapes]
-            equal = broadcast_partner(sizes) is not None or is_always(*sizes)
-            if not unify(own, other, equal=equal):
-                return Miss(f"the batches {sizes[0]} and {sizes[1]} may differ")
-        batch.insert(0, own or other)
-    return [*batch, a.dims[-2], b.dims[-1]]
+def _order(given: Dims, wanted: Dims) -> list[int] | None:
+    """How to put dimensions in the wanted order, those of size 1 where others are wanted."""
+    ones = [i for i, axes in enumerate(given) if not axes]
+    order = [
+        given.index(axes) if axes in given else ones.pop(0) if ones else len(given)
+        for axes in wanted
+    ]
+    return order if sorted(order) == [*range(len(given))] else None
 
 
 def _conjuncts(condition: ir.Value | None) -> list[Any]:

@@ -14,7 +14,6 @@ from graphgen.ops.softmax import softmax
 from graphgen.value import Tensor, adopt
 
 
-@softmax.recognize("Mul")
 def scaled_by_what_is_left(node: ir.Node) -> Rewrite | None:
     """(softmax(s) V) · σ(ln Σ exp s - c) is (softmax of s and c, without c's weight) V.
 

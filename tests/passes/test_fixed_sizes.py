@@ -20,7 +20,7 @@ PRODUCT, EINSUM = "y = MatMul (w, v)", 'y = Einsum <equation = "bhij,bhjd->bhid"
 CASES = {
     "by a product": ("n", PLACES, PRODUCT, True),
     "by an einsum": ("n", PLACES, EINSUM, True),
-    "of other rows": ("t", PLACES, PRODUCT, False),
+    "of other rows": ("t", PLACES, PRODUCT, True),
     "of other places": ("n", PLACES.replace("(p", "(given"), EINSUM, False),
     "in a branch": ("n", BRANCH, EINSUM, False),
 }
@@ -69,7 +69,7 @@ BRANCH_OF_SUM = """
 
 
 @pytest.mark.parametrize(
-    ("limit", "nodes", "fused"), [(16, SUM, True), (1, SUM, False), (16, BRANCH_OF_SUM, False)]
+    ("limit", "nodes", "fused"), [(16, SUM, True), (1, SUM, True), (16, BRANCH_OF_SUM, False)]
 )
 def test_a_sum_tells_that_a_table_is_long_enough(
     limit: int, nodes: str, fused: bool, tmp_path: Path
@@ -151,7 +151,7 @@ MASKS: dict[str, tuple[str, str, list[tuple[int, tuple[int, ...]]], bool]] = {
     "of a key": ("n", SOME, [(3, (12,)), (3, (1,))], True),
     "of heads": ("b, n, t, 12", OF_INPUT, [(3, (2, 2, 3, 12)), (3, (2, 1, 3, 12))], True),
     "a triangle": ("t", TRIANGLE, [(12, (12,)), (1, (1,))], True),
-    "of more rows": ("b, 1, 12, n", OF_INPUT, [(12, (2, 1, 12, 1)), (1, (2, 1, 12, 12))], False),
+    "of more rows": ("b, 1, 12, n", OF_INPUT, [(12, (2, 1, 12, 1)), (1, (2, 1, 12, 12))], True),
 }
 
 

@@ -56,11 +56,17 @@ def over_keys_of_both(x: Any, m: Any, n: Any) -> Any:
     return attended(x, ops.logical_and(ops.unsqueeze(m, [1, 2]), ops.unsqueeze(n, [1, 2])))
 
 
+def over_queries(x: Any, m: Any, n: Any) -> Any:
+    """A mask (B, T, 1), beside one of keys: its queries may be more than those of x."""
+    return attended(x, ops.logical_and(ops.unsqueeze(m, [1, 3]), ops.unsqueeze(n, [1, 2])))
+
+
 @pytest.mark.parametrize(
-    ("body", "fits"), [(over_keys, 9), (batches_apart, 12), (over_keys_of_both, 25)]
+    ("body", "fits"),
+    [(over_keys, 9), (batches_apart, 12), (over_keys_of_both, 25), (over_queries, 30)],
 )
-def test_a_product_shows_that_a_mask_has_the_sizes_of_scores_or_1(body: Any, fits: int) -> None:
-    """Each input has sizes of its own. What ran runs, with the same result; nothing else does."""
+def test_masks_have_sizes_of_their_own(body: Any, fits: int) -> None:
+    """What ran runs, with the same result; nothing else does."""
     names = "xmn"[: body.__code__.co_argcount]
     specs = {"x": gg.float32["unk__0", "unk__1", H * D]}
     for i, name in enumerate(names[1:], 1):
