@@ -25,7 +25,7 @@ _WITHOUT_EFFECT = re.compile(
     r"lora_alpha|lora_dropout|modules_to_save|peft_type|peft_version|qalora_group_size|r|revision|"
     r"target_modules|exclude_modules|task_type|use_dora|use_rslora|corda_config|"
     r"eva_config|loftq_config|runtime_config|ensure_weight_tying|megatron_core|layers_pattern|"
-    r"layers_to_transform"
+    r"layers_to_transform|rank_pattern|alpha_pattern"
 )
 """Fields that are used here, or that change nothing once the matrices are trained."""
 
@@ -70,6 +70,14 @@ def read_folder(folder: Path) -> Contents:
                 "merge_and_unload"
             )
         (saved if kept else matrices)[name] = weight.read().astype(np.float32)
+    if config.get("rank_pattern") or config.get("alpha_pattern"):
+        try:
+            rank = _even(matrices, config, rank, alpha, stabilized)
+        except (re.error, AttributeError, TypeError, ValueError, GraphgenError) as error:
+            raise GraphgenError(
+                f"{folder / CONFIG}: rank_pattern or alpha_pattern is damaged ({error}): they are "
+                "objects of patterns of modules, and numbers above 0"
+            ) from None
     check_matrices(matrices, rank, folder / WEIGHTS)
     dora = any(name.endswith(MAGNITUDE) for name in matrices)
     if dora != bool(config.get("use_dora")):
@@ -110,6 +118,47 @@ def _settings(file: Path, config: Mapping[str, Any]) -> tuple[int, float, bool, 
             "adapter again"
         ) from None
     return rank, alpha, stabilized, dropout
+
+
+def _even(
+    matrices: dict[str, Array],
+    config: Mapping[str, Any],
+    rank: int,
+    alpha: float,
+    stabilized: bool,
+) -> int:
+    """Let updates of several ranks and alphas be of the largest rank, which is returned, and alpha.
+
+    Further rows of A and columns of B are 0, and B takes what differs of the scale. The first
+    pattern that the end of a module's name matches counts, as PEFT has it.
+    """
+
+    def setting(which: str, module: str, default: float) -> float:
+        given = (config.get(which) or {}).items()
+        return float(
+            next((x for key, x in given if re.match(rf"(.*\.)?({key})$", module)), default)
+        )
+
+    modules = [name.removesuffix(A) for name in matrices if name.endswith(A)]
+    own = {
+        m: LoRA(
+            "",
+            int(setting("rank_pattern", m, rank)),
+            setting("alpha_pattern", m, alpha),
+            rank_stabilized=stabilized,
+        )
+        for m in modules
+    }
+    largest = max((lora.rank for lora in own.values()), default=rank)
+    whole = LoRA("", largest, alpha, rank_stabilized=stabilized).scale
+    for module, lora in own.items():
+        a, b = matrices[module + A], matrices.get(module + B)
+        if b is None or len(a) != lora.rank or b.shape[1] != lora.rank:
+            raise ValueError(f"the matrices of {module} are not of rank {lora.rank}")
+        more = largest - lora.rank
+        matrices[module + A] = np.pad(a, ((0, more), (0, 0)))
+        matrices[module + B] = np.pad(b * np.float32(lora.scale / whole), ((0, 0), (0, more)))
+    return largest
 
 
 def write_folder(

@@ -18,9 +18,9 @@ from graphgen.errors import GraphgenError
 from graphgen.export.adapters import LORA, Adapter
 from graphgen.export.by_row import beside
 from graphgen.export.checkpoint import Checkpoint
-from graphgen.export.peft import CONFIG, WEIGHTS
+from graphgen.export.peft import CONFIG, WEIGHTS, write_folder
 from graphgen.export.trained import export_trained
-from graphgen.passes.training.adapters import LoRA, adapt
+from graphgen.passes.training.adapters import A, B, LoRA, adapt
 
 RNG = np.random.default_rng(0)
 IDS, LABELS = RNG.integers(0, 11, (3, 5)), RNG.integers(0, 11, (3, 5))
@@ -288,7 +288,16 @@ def test_bad_settings(fields: dict[str, Any], told: str) -> None:
         ({"use_dora": True}, "use_dora is True, and the file of matrices says otherwise"),
         ({"modules_to_save": "classifier"}, "modules_to_save is 'classifier'; it must be a list"),
         ({"bias": "all"}, "bias is 'all'"),
-        ({"alpha_pattern": {"query": 3}}, "alpha_pattern is"),
+        (
+            {"alpha_pattern": {"query": 0}},
+            "alpha_pattern is damaged .*alpha is 0.0; it must be pos",
+        ),
+        (
+            {"rank_pattern": {"(": 2}},
+            "alpha_pattern is damaged .*missing \\), unterminated subpattern",
+        ),
+        ({"rank_pattern": {"query": 5}}, "damaged .*matrices of .*query are not of rank 5"),
+        ({"rank_pattern": [2]}, "alpha_pattern is damaged"),
         ({"r": "two"}, "r, lora_alpha or lora_dropout is missing or damaged"),
         ({"r": 5}, "not of rank 5, or has no partner"),
     ],
@@ -302,6 +311,30 @@ def test_bad_files_of_peft(
     (folder / CONFIG).write_text(json.dumps({**written, **config}))
     with pytest.raises(GraphgenError, match=told):
         Adapter.load(folder)
+
+
+@pytest.mark.parametrize("stabilized", [False, True])
+def test_ranks_and_alphas_by_pattern(tmp_path: Path, stabilized: bool) -> None:
+    """Each module has the update that its own rank and alpha make."""
+    random = np.random.default_rng(0)
+    own = {"m.0.query": (2, 3.0), "m.0.value": (5, 8.0), "m.1.query": (4, 3.0), "n.up": (4, 8.0)}
+    arrays = dict[str, Any]()
+    for name, (rank, _) in own.items():
+        arrays[name + A] = random.standard_normal((rank, 6)).astype("f")
+        arrays[name + B] = random.standard_normal((7, rank)).astype("f")
+    config = {"r": 4, "lora_alpha": 8, "lora_dropout": 0.0, "use_rslora": stabilized}
+    config |= {
+        "rank_pattern": {"0.query": 2, "value": 5, "query": 4},
+        "alpha_pattern": {"query": 3},
+    }
+    found = Adapter.load(write_folder(tmp_path / "a", config, arrays, {}))
+    again = Adapter.load(found.save(tmp_path / "b"))
+    assert found.rank == again.rank == 5
+    for name, (rank, alpha) in own.items():
+        wanted = alpha / (rank**0.5 if stabilized else rank) * arrays[name + B] @ arrays[name + A]
+        for adapter in (found, again):
+            update = adapter.updates()[name]
+            assert relative_rms(wanted, update.b @ update.a) < 1e-6
 
 
 def test_an_adapter_of_another_model_is_refused(

@@ -272,7 +272,14 @@ def test_adapters_of_a_built_folder_have_the_names_of_its_checkpoint(
     model = auto.from_pretrained(source)
     names = [n.rpartition(".")[2] for n in Adapter.load(folder).modules]
     kept = ["classifier"] if task else None
-    config = peft.LoraConfig(r=2, lora_alpha=3, target_modules=[*{*names}], modules_to_save=kept)
+    config = peft.LoraConfig(
+        r=2,
+        lora_alpha=3,
+        target_modules=[*{*names}],
+        modules_to_save=kept,
+        rank_pattern={names[0]: 3},
+        alpha_pattern={names[-1]: 1.5},
+    )
     torch.manual_seed(0)  # some draws saturate attention, and float32 tells less of it
     trained = peft.get_peft_model(model, config)
     with torch.no_grad():
