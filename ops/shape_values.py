@@ -244,8 +244,11 @@ def _sliced(
         return None
     if not isinstance(start, int) or not isinstance(end, int):
         last = not isinstance(start, int) and isinstance(end, int) and end >= _FAR and step == 1
-        if last and same_dim(dim_of(f"-({start})"), size):
+        count = dim_of(f"-({start})") if last else 0
+        if last and same_dim(count, size):
             return size  # the last n of n
+        if last and isinstance(size, int) and size > 1 and _is_at_least(count, 0, context):
+            return _last(size, count, context)
         if step != 1 or not all(_is_at_least(d, 0, context) for d in (start, end)):
             return None
         far = isinstance(end, int) and end >= _FAR
@@ -263,6 +266,13 @@ def _sliced(
     if step > 0 <= start and -_FAR < end < 0:
         return _left(size, start - end, step)
     return found if step == -1 and start >= _FAR and end <= -_FAR else None
+
+
+def _last(size: int, count: Dim, context: ShapeInferenceContext) -> Dim:
+    """How many elements x[-n:] has: of n = 0 all, as -0 is the first."""
+    some = f"Min({size}, {count})"
+    always = _is_at_least(count, 1, context)
+    return dim_of(some if always else f"{some} + {size} - {size} * Min(1, {count})")
 
 
 def _left(size: Dim, cut: int, step: int) -> Dim:

@@ -107,12 +107,14 @@ def broadcast_partner(dims: Sequence[Dim]) -> Dim | None:
     """The dimension that all of these equal whenever the program runs at all, or None.
 
     Min(n, s) equals s in this sense: if they differ, it is not 1, so nothing broadcasts. Slicing a
-    table of n positions gives such a size. Nor is 4*b ever 1.
+    table of n positions gives such a size; its last s are all n where s is 0. Nor is 4*b ever 1.
     """
     if all(map(is_above_one, dims)):
         return dims[0]
     for dim in dims:
-        cut = re.compile(rf"Min\((\d{{2,}}|[2-9]), {re.escape(str(dim))}\)")
+        n, size = r"(\d{2,}|[2-9])", re.escape(str(dim))
+        last = rf"-{n}\*Min\(1, {size}\) \+ Min\(\1, {size}\) \+ \1"
+        cut = re.compile(rf"{last}|Min\({n}, {size}\)")
         if all(same_dim(other, dim) or cut.fullmatch(str(other)) for other in dims):
             return dim
     return None

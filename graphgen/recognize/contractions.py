@@ -28,8 +28,10 @@ def contraction(node: ir.Node) -> Rewrite | Miss | None:
     if None in shapes:
         return None
     terms = labels_of(equation, [len(shape) for shape in shapes if shape is not None])
-    if terms is None or len(terms) != 3 or any(len(set(t)) < len(t) for t in terms):
+    if terms is None or len(terms) < 3 or any(len(set(t)) < len(t) for t in terms):
         return None
+    if len(terms) > 3:
+        return _first_two(node, terms)
     a, b, out = terms
     batch = [c for c in out if c in a and c in b]
     summed = [c for c in a if c in b and c not in out]
@@ -64,6 +66,21 @@ def contraction(node: ir.Node) -> Rewrite | Miss | None:
     made = [*left[:-1], *dims(columns)]
     result = View(matmul(rows_of_a, columns_of_b), made, made).arranged(dims(*out), views)
     return None if result is None else Rewrite(result, present_inputs(node), equation)
+
+
+def _first_two(node: ir.Node, terms: Sequence[str]) -> Rewrite:
+    """An einsum of many operands, as the runtime computes it: that of the first two, and the rest.
+
+    What only those two have is summed at once.
+    """
+    a, b, *rest = terms
+    between = "".join(c for c in dict.fromkeys(a + b) if any(c in t for t in rest))
+    x, y, *others = present_inputs(node)
+    first = einsum(Value(x), Value(y), equation=f"{a},{b}->{between}")
+    *operands, out = rest
+    equation = f"{','.join((between, *operands))}->{out}"
+    result = einsum(first, *map(Value, others), equation=equation)
+    return Rewrite(result, present_inputs(node), f"the first two of {len(terms) - 1} operands")
 
 
 def _has_size(x: ir.Value, place: int, size: int | ir.SymbolicDim) -> bool:

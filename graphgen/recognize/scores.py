@@ -127,7 +127,7 @@ def origin_of(softmax: ir.Node) -> str:
     return "an input" if node is None else operator_name(node)
 
 
-_STEPS = ("Add", "Sub", "Where", "Mul", "Div", "Tanh", "Cast", "Max", *LAYOUT)
+_STEPS = ("Add", "Sub", "Where", "Mul", "Div", "Tanh", "Cast", "Max", "Clip", *LAYOUT)
 
 
 class Scores:
@@ -222,12 +222,8 @@ class Scores:
             self.softcap = factor
         elif node.op_type == "Cast" and not is_float(node.outputs[0]):
             return Miss(f"the scores are cast to {describe(node.outputs[0])}, wanted floats")
-        elif node.op_type == "Max":
-            low = scalar(node.inputs[-1]) if len(node.inputs) == 2 else None
-            if low is None or not is_low(low * factor, node):
-                given = content_of(node.inputs[-1])
-                return Miss(f"the scores are at least {given}, wanted the lowest number or none")
-            self.floor = True
+        elif node.op_type in ("Max", "Clip"):
+            return self._limited(node, i, factor)
         elif node.op_type in ("Add", "Sub"):
             x, bias = node.inputs[i], node.inputs[1 - i]
             if x is not None and _is_zero(bias) and same_shape(x.shape, node.outputs[0].shape):
@@ -245,6 +241,16 @@ class Scores:
                 self.lows.append(low * factor)
             return self._keep(node, node.inputs[0], negated=i == 2)
         return None
+
+    def _limited(self, node: ir.Node, i: int, factor: float) -> Miss | None:
+        """A maximum with the lowest number, which only -infinity is below."""
+        limits = [x for j, x in enumerate(node.inputs) if j != i and x is not None]
+        low = scalar(limits[0]) if len(limits) == 1 and limits[0] in node.inputs[:2] else None
+        self.floor = True
+        if low is not None and is_low(low * factor, node):
+            return None
+        given = " and ".join(map(content_of, limits)) or "nothing"
+        return Miss(f"{node.op_type} of the scores with {given}, wanted the lowest number alone")
 
     def _is_hidden(self, node: ir.Node, i: int, low: float, factor: float) -> bool:
         """Whether exp of a number is 0 beside scores: that of -1e9, or as their bounds show it."""

@@ -94,6 +94,19 @@ SLICES += [
         "c = Slice (s, #[-1], #[-1000000000], #[0], #[-1]) d = Slice (s, #[0], #[-9]) "
         "e = Slice (s, #[-9], #[-1]) f = Slice (s, #[2], #[0], #[0], #[-2])",
     ),
+    Case(
+        "float[4, n] x, float[m] z",
+        "n=2 m=0; n=3 m=1; n=1 m=3; n=2 m=4; n=0 m=9",
+        "s = Shape (z) f = Neg (s) y = Slice (x, f, #[9223372036854775807], #[0]) "
+        "t = Concat <axis = 0> (z, #[0.5]) u = Shape (t) g = Neg (u) "
+        "b = Slice (x, g, #[2147483647], #[0]) c = Slice (b, f, #[9223372036854775807], #[0])",
+    ),
+    Case(
+        "float[m] z",
+        "m=1; m=3; m=4",
+        "s = Shape (z) f = Neg (s) y = Slice (#[1.5, 2.5, 3.5, 4.5], f, #[9223372036854775807]) "
+        "b = Add (y, z)",
+    ),
     Case(X + ", int64[1] a", "n=5", "y = Slice (x, #[1], #[3], a)", {"a": np.array([1])}),
     Case(X + ", int64[1] s", N, "y = Slice (x, s, #[3], #[0])", {"s": np.array([1])}),
     Case(X + ", int64[1] s", N, "y = Slice (x, #[0], #[3], #[0], s)", {"s": np.array([2])}),

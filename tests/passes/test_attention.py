@@ -536,6 +536,31 @@ def test_a_bias_whose_size_is_rounded_may_fit() -> None:
     assert relative_rms(wanted, given) < ROUNDING
 
 
+@pytest.mark.parametrize("kept", [9, 1])
+def test_a_bias_of_the_example_that_is_cut_to_its_last_rows(kept: int) -> None:
+    """As TorchScript writes x-transformers' ALiBi, kept from the trace; 1 row may be repeated."""
+    table = np.random.default_rng(1).standard_normal((H, kept, kept)).astype(np.float32) * 3
+
+    def body(q: Any) -> Any:
+        length = ops.gather(TABLE["", "Shape"](q), np.array(1))
+        first = ops.unsqueeze(-length, [0])
+        rows = ops.slice_(table, first, np.array([2**63 - 1]), [1])
+        bias = TABLE["", "Pad"](
+            ops.slice_(rows, first, np.array([2**63 - 1]), [2]), np.zeros(6, int)
+        )
+        weights = ops.softmax(plain_scores(q, q) + bias)
+        return merge(einsum("bhij,bhjd->bhid", weights, heads(q)))
+
+    model = as_in_a_file(body, q=gg.float32["b", "t", H * D])
+    best = optimize(model, verify=True)
+    assert count_operators(best.model).get("Attention", 0) == (kept > 1)
+    rng = np.random.default_rng(0)
+    for t in (9, 7, 1):
+        feeds = {"q": rng.standard_normal((2, t, H * D)).astype(np.float32)}
+        (wanted,), (given,) = run_plain(model, feeds), run_plain(best.model, feeds)
+        assert relative_rms(wanted, given) < ROUNDING
+
+
 @pytest.mark.parametrize("cut", [True, False])
 def test_an_einsum_of_weights_with_a_bias_that_is_cut_to_the_keys_is_a_product(cut: bool) -> None:
     """As the runtime saves XLNet; a bias that is not cut may be longer than one key."""
@@ -735,9 +760,10 @@ def test_broadcasts_are_written_out_where_the_operator_does_not_do_them(name: st
     assert relative_rms(run_plain(model, feeds)[0], run_plain(best.model, feeds)[0]) < ROUNDING
 
 
-def test_a_maximum_with_the_lowest_number_beside_a_mask() -> None:
+@pytest.mark.parametrize("limit", [ops.maximum, ops.clip])
+def test_a_maximum_with_the_lowest_number_beside_a_mask(limit: Any) -> None:
     def body(q: Any, k: Any, v: Any, mask: Any) -> Any:
-        s = ops.maximum(ops.where(mask, plain_scores(q, k), LOWEST), LOWEST)
+        s = limit(ops.where(mask, plain_scores(q, k), LOWEST), LOWEST)
         return merge(ops.softmax(s) @ heads(v))
 
     spec = gg.float32["b", "t", H * D]
@@ -745,6 +771,15 @@ def test_a_maximum_with_the_lowest_number_beside_a_mask() -> None:
     best = optimize(model, verify=True)
     assert count_operators(best.model)["Attention"] == 1
     compare(model, best.model, mask=np.arange(10).reshape(2, 1, 1, 5) % 3 > 0)
+
+
+@pytest.mark.parametrize("limits", [(-5.0,), (LOWEST, 5.0), (None, LOWEST)])
+def test_scores_with_another_limit_are_no_attention(limits: Any) -> None:
+    model = build(
+        lambda q, k, v: merge(ops.softmax(ops.clip(plain_scores(q, k), *limits)) @ heads(v)),
+        primitives=True, q=Q, k=K, v=K,
+    )  # fmt: skip
+    assert "Attention" not in count_operators(optimize(model).model)
 
 
 @pytest.mark.parametrize("shape", [(), ("t",), ("b", 1, "x", "t"), ("c", 1, 1, "t")])

@@ -180,6 +180,23 @@ def test_an_einsum_of_rows_takes_an_empty_batch_as_a_product_too() -> None:
         assert y.tolist() == [sizes[1]] * sizes[0]
 
 
+@pytest.mark.parametrize(
+    "equation", ["bhts,bshd,hde->bte", "bhts,bshd,hde", "...hts,...shd,hde->...te"]
+)
+def test_an_einsum_of_three_operands_is_two_products(equation: str) -> None:
+    specs = {"x": gg.float32["b", 2, "t", "s"], "y": gg.float32["b", "s", 2, 4]}
+    specs["w"] = gg.float32[2, 4, 3]
+    model = build(lambda x, y, w: ops.einsum(x, y, w, equation=equation), **specs)
+    best = optimize(model).model
+    assert "Einsum" not in count_operators(best)
+    rng = np.random.default_rng(0)
+    for b, t, s in ((2, 5, 3), (1, 1, 1)):
+        shapes = {"x": (b, 2, t, s), "y": (b, s, 2, 4), "w": (2, 4, 3)}
+        feeds = {key: rng.standard_normal(n).astype(np.float32) for key, n in shapes.items()}
+        (wanted,), (given,) = run_plain(model, feeds), run_plain(best, feeds)
+        assert wanted.shape == given.shape and relative_rms(wanted, given) < 1e-6
+
+
 @pytest.mark.parametrize(("b", "t", "s"), [("b", "t", "s"), (2, 3, 5)])
 def test_sizes_of_a_product_are_read_from_its_operands(b: Any, t: Any, s: Any) -> None:
     def body(q: Any, k: Any) -> Any:
