@@ -270,9 +270,8 @@ def _sliced(
 
 def _last(size: int, count: Dim, context: ShapeInferenceContext) -> Dim:
     """How many elements x[-n:] has: of n = 0 all, as -0 is the first."""
-    some = f"Min({size}, {count})"
-    always = _is_at_least(count, 1, context)
-    return dim_of(some if always else f"{some} + {size} - {size} * Min(1, {count})")
+    rest = "" if _is_at_least(count, 1, context) else f" + {size} - {size} * Min(1, {count})"
+    return dim_of(f"Min({size}, {count}){rest}")
 
 
 def _left(size: Dim, cut: int, step: int) -> Dim:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,17 @@ from graphgen.ops.attention import (
 from graphgen.ops.layout import cast, cast_like, concat, expand, rank, reshape, slice_
 from graphgen.ops.linalg import einsum, fused_matmul
 from graphgen.ops.softmax import softmax
-from graphgen.recognize.axes import UNKNOWN_SIZE, Dim, Dims, View, leaves, size_of, size_text, unify
+from graphgen.recognize.axes import (
+    UNKNOWN_SIZE,
+    Dim,
+    Dims,
+    View,
+    leaves,
+    size_in,
+    size_of,
+    size_text,
+    unify,
+)
 from graphgen.recognize.contractions import contraction
 from graphgen.recognize.products import PRODUCTS, factor_in, multiplied, operand_of
 from graphgen.recognize.scores import Scores, between, origin_of, products_above, weights_of
@@ -125,7 +136,7 @@ def _rewrite(node: ir.Node, i: int, scores: Scores) -> Rewrite | Miss:
         return Miss(f"the softmax is along {lengths}, wanted the same")
     # The sum with V proves how many keys there are: as many as V has rows.
     kept = [axis.first for axis in leaves(scores.key)] == [axis.size for axis in v.dims[i - 2]]
-    dims = multiplied(node, *((weights, v) if i == 0 else (v, weights)))
+    dims = multiplied(node, *((weights, v) if i == 0 else (v, weights)), unequal=scores.apart)
     if isinstance(dims, Miss):
         return dims
     if scores.query and not {*scores.query} & {*leaves(dims[i - 2])}:
@@ -134,13 +145,8 @@ def _rewrite(node: ir.Node, i: int, scores: Scores) -> Rewrite | Miss:
     laid = Heads.of(scores, v, leaves(v.dims[-1 - i]), dims)
     if isinstance(laid, Miss):
         return laid
-    for axis, size, reason in scores.unequal:
-        if len(laid.batch) == 1 and leaves(axis) == laid.batch:
-            laid.longest.append(size)
-        elif len(laid.query) == 1 and leaves(axis) == laid.query:
-            laid.rows.append(size)
-        elif not kept or leaves(axis) != leaves(scores.key):
-            return Miss(f"{reason}, either of which may be 1")
+    if (unlike := laid.lengthen(scores, kept)) is not None:
+        return unlike
     if scores.sinks is not None and leaves(scores.dims[1]) != laid.heads:
         of = f"{size_text(scores.dims[1])} where the heads are {size_text(laid.heads)}"
         return Miss(f"the sinks are those of {of}, wanted one for each head")
@@ -193,9 +199,10 @@ class Heads:
     feature: Dim
     value: Dim
     known: list[View]
-    # Sizes to which a mask may lengthen the batch, and those to which it may lengthen the queries.
+    # Sizes to which another operand or a mask may lengthen the batch, the queries, and the keys.
     longest: list[Any] = field(default_factory=list)
     rows: list[Any] = field(default_factory=list)
+    columns: list[Any] = field(default_factory=list)
 
     @classmethod
     def of(cls, scores: Scores, v: View, value: Dim, dims: Dims) -> "Heads | Miss":
@@ -221,6 +228,27 @@ class Heads:
         heads = sorted(heads, key=lambda axis: not (k.has(axis) or v.has(axis)))
         axes = (leaves(scores.query), leaves(scores.key), feature, value)
         return cls(q, k, v, batch, heads, *axes, [*scores.known, v])
+
+    def lengthen(self, scores: Scores, kept: bool) -> Miss | None:
+        """Note where an operand or a mask may have more than another operand's 1.
+
+        `kept` says that V shows how many keys there are; else V has as many as the mask.
+        """
+        for batch in scores.apart:
+            sizes = [size_in(self.batch, [x]) for x in (self.q, self.k, self.v)]
+            if leaves(batch) != self.batch or len(self.batch) > 1 or None in sizes:
+                return Miss(f"the batches of Q, K and V, {size_text(batch)}, may differ")
+            self.longest += sizes
+        for axis, size, reason in scores.unequal:
+            if leaves(axis) == self.batch and len(self.batch) == 1:
+                self.longest.append(size)
+            elif leaves(axis) == self.query and len(self.query) == 1:
+                self.rows.append(size)
+            elif leaves(axis) != self.key or len(self.key) > 1:
+                return Miss(f"{reason}, either of which may be 1")
+            elif not kept:
+                self.columns.append(size)
+        return None
 
     @property
     def groups(self) -> Dim:
@@ -272,8 +300,8 @@ class Heads:
             return None
         for size in self.longest:
             q, k, v = (expand(x, [size, *[1] * (rank(x) - 1)]) for x in (q, k, v))
-        for size in self.rows:
-            q = expand(q, [*[1] * (rank(q) - 2), size, 1])
+        q = reduce(lambda x, size: expand(x, [size, 1]), self.rows, q)
+        k = reduce(lambda x, size: expand(x, [size, 1]), self.columns, k)
         if sinks is None:
             y = attention(q, k, v, mask, **attributes)
         else:

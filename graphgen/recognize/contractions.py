@@ -9,11 +9,12 @@ from graphgen.graph import present_inputs, produced_by
 from graphgen.infer import same_size
 from graphgen.match import Miss, Rewrite
 from graphgen.op import canonical
+from graphgen.ops.layout import dim, expand
 from graphgen.ops.linalg import einsum, labels_of, matmul
 from graphgen.ops.softmax import softmax
 from graphgen.recognize.axes import Axis, Dims, View, is_always
 from graphgen.traits import Trait
-from graphgen.value import Value
+from graphgen.value import Tensor, Value
 
 
 @canonical(einsum)
@@ -21,7 +22,8 @@ def contraction(node: ir.Node) -> Rewrite | Miss | None:
     """A contraction of two operands is a matrix product between layouts.
 
     Sizes of one label have to be known to be equal: an einsum repeats a size of 1, a product does
-    so in the batch alone. That an empty part of a sum may make it empty does not count.
+    so in the batch alone. That an empty part of a sum may make it empty does not count. What
+    weights multiply is repeated where a mask may have lengthened them.
     """
     equation = node.attributes["equation"].as_string()
     shapes = [x.shape for x in node.inputs if x is not None]
@@ -42,6 +44,7 @@ def contraction(node: ir.Node) -> Rewrite | Miss | None:
     views = []
     for x, labels in zip(present_inputs(node), (a, b), strict=True):
         own: Dims = []
+        y: Tensor = Value(x)
         for c, size in zip(labels, x.shape or (), strict=True):
             known = Axis(size) if size == 1 else axis.setdefault(c, Axis(size))
             first = present_inputs(node)[0]
@@ -51,9 +54,16 @@ def contraction(node: ir.Node) -> Rewrite | Miss | None:
                 or is_always(known.size, size)
                 or (place and _has_size(first, place, size))
             ):
-                return Miss(f"{equation}: {c} has the sizes {known.size} and {size}; one may be 1")
+                longer = _longer(first, place, size) if c in summed else None
+                if longer is None:
+                    sizes = f"{known.size} and {size}"
+                    return Miss(f"{equation}: {c} has the sizes {sizes}; one may be 1")
+                for term in longer:
+                    y = expand(
+                        y, [dim(Value(term), place) if c == other else 1 for other in labels]
+                    )
             own.append([] if size == 1 else [known])
-        views.append(View(Value(x), own, own))
+        views.append(View(y, own, own))
 
     def dims(*groups: Sequence[str]) -> Dims:
         return [[axis[c] for c in group if c in axis] for group in groups]
@@ -104,6 +114,26 @@ def _has_size(x: ir.Value, place: int, size: int | ir.SymbolicDim) -> bool:
         rf"Min\([^()]*, {re.escape(str(size))}\)|Min\({re.escape(str(size))}, [^()]*\)"
     )
     return any(whole) and all(d == 1 or cut.fullmatch(str(d)) for d in rest)
+
+
+def _longer(x: ir.Value, place: int, size: int | ir.SymbolicDim) -> list[ir.Value] | None:
+    """The terms of a softmax of sums that may be longer along an axis than this size, if it is 1.
+
+    None if no term has that size.
+    """
+    found, made = _size_at(x, place), produced_by(x, softmax, Trait.BROADCASTS)
+    if found is not None and same_size(found, size):
+        return []
+    terms = [] if made is None else present_inputs(made)
+    longer = [_longer(term, place, size) for term in terms]
+    if all(each is None for each in longer):
+        return None
+    return [
+        y
+        for term, each in zip(terms, longer, strict=True)
+        for y in ([term] if each is None else each)
+        if _size_at(y, place) != 1
+    ]
 
 
 def _size_at(x: ir.Value, place: int) -> int | ir.SymbolicDim | None:

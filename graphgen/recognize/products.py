@@ -11,7 +11,7 @@ from graphgen.match import Miss
 from graphgen.op import find_op, read_attributes
 from graphgen.ops.linalg import fused_matmul, matmul
 from graphgen.ops.shapes import broadcast_partner
-from graphgen.recognize.axes import Dims, View, is_always, unify
+from graphgen.recognize.axes import Dim, Dims, View, is_always, unify
 
 PRODUCTS = (matmul, fused_matmul)
 """Products, also one with layouts and a factor of its own, as the runtime saves them."""
@@ -39,8 +39,13 @@ def factor_in(product: ir.Node) -> float:
     return product.attributes.get_float("alpha", 1.0)
 
 
-def multiplied(product: ir.Node, a: View, b: View) -> Dims | Miss:
-    """The axes of a product: batches that may differ are noted, the contracted axes unified."""
+def multiplied(
+    product: ir.Node, a: View, b: View, *, unequal: list[Dim] | None = None
+) -> Dims | Miss:
+    """The axes of a product, the contracted ones unified.
+
+    Batches that may differ, as one of them may be 1, are noted in `unequal` if it is given.
+    """
     inputs = enumerate(present_inputs(product))
     shapes = [_turned(product, i, x.shape.dims) for i, x in inputs if x.shape is not None]
     if not unify(a.dims[-1], b.dims[-2], equal=True):
@@ -52,6 +57,8 @@ def multiplied(product: ir.Node, a: View, b: View) -> Dims | Miss:
             sizes = [shape[-i] for shape in shapes]
             equal = broadcast_partner(sizes) is not None or is_always(*sizes)
             if not unify(own, other, equal=equal):
-                return Miss(f"the batches {sizes[0]} and {sizes[1]} may differ")
+                if unequal is None or not unify(own, other, equal=True):
+                    return Miss(f"the batches {sizes[0]} and {sizes[1]} may differ")
+                unequal.append(own)
         batch.insert(0, own or other)
     return [*batch, a.dims[-2], b.dims[-1]]

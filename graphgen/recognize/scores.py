@@ -151,6 +151,7 @@ class Scores:
         self.sinks: ir.Value | None = None  # a score of each head more, without a value
         # Axes that a mask may lengthen, with its size and the reason not to take it.
         self.unequal: list[tuple[Dim, Any, str]] = []
+        self.apart: list[Dim] = []  # batches along which an operand may have 1 and another more
         self.unknown = 0  # biases that may be that low
         self.floor = False  # whether a bias may be as low as the lowest number
         self.maxima: list[Dims] = []  # the axes of maxima that are subtracted
@@ -169,7 +170,7 @@ class Scores:
         if not alpha > 0:
             return Miss(f"the product of Q and K has alpha={alpha:g}, wanted a number above 0")
         found.scale *= alpha
-        dims = multiplied(product, a, b)
+        dims = multiplied(product, a, b, unequal=found.apart)
         if isinstance(dims, Miss):
             return dims
         found.dims = dims
