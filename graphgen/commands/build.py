@@ -140,7 +140,7 @@ def _build_from(options: argparse.Namespace, folder: Path) -> None:
     from graphgen.models.published.folder import context
     from graphgen.models.published.fresh import Head
     from graphgen.models.published.tokenizer_classes import class_remarks
-    from graphgen.models.published.tokenizer_files import check_tokenizer
+    from graphgen.models.published.tokenizer_files import check_tokenizer, unread
     from graphgen.models.published.windows import windows
     from graphgen.quantize.folder import Quantized, quantized, reports
     from graphgen.quantize.kept import keep_bits
@@ -190,7 +190,7 @@ def _build_from(options: argparse.Namespace, folder: Path) -> None:
         parts = " and ".join(found.models)
         raise GraphgenError(f"{folder}: {problem} {parts}; choose --layout plain")
     check_tokenizer(folder)
-    found.remarks.extend(class_remarks(folder))
+    found.remarks.extend([*unread(folder), *class_remarks(folder)])
     if any(y.name.startswith(PRESENT) for m in found.models.values() for y in m.graph.outputs):
         try:
             asked = read_options(folder)

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from graphgen.errors import GraphgenError
 from graphgen.models.published.folder import encoded, tokenizer
 from graphgen.models.published.tokenizer_classes import class_of, class_remarks
-from graphgen.models.published.tokenizer_files import check_tokenizer
+from graphgen.models.published.tokenizer_files import check_tokenizer, unread
 
 BYTES = dict.fromkeys(sorted(pre_tokenizers.ByteLevel.alphabet()))
 WORDS = {text: i for i, text in enumerate([*BYTES, "<s>", "He", "\u2581", "12", "\u0120a"])}
@@ -116,6 +116,21 @@ def test_a_tokenizer_on_which_its_library_panics(tmp_path):
     file.write_text(json.dumps(made))
     with pytest.raises(GraphgenError, match=r"tokenizer\.json is not a tokenizer: "):
         tokenizer(tmp_path)
+
+
+def test_a_tokenizer_that_no_text_can_be_read_by_is_told(tmp_path):
+    assert not [*unread(tmp_path)]
+    (tmp_path / "spiece.model").touch()
+    [line] = unread(tmp_path)
+    assert "has spiece.model, but no tokenizer.json, by which texts are read: write it" in line
+    (tmp_path / "tokenizer.json").write_text("null")
+    [line] = unread(tmp_path)
+    assert line.startswith("no text can be read: ") and "is not a tokenizer" in line
+    written(tmp_path, "gpt2", {})
+    assert not [*unread(tmp_path)]
+    (tmp_path / "config.json").write_text('{"vocab_size": 1}')
+    [line] = unread(tmp_path)
+    assert "tokens and the model 1: it belongs to another model" in line
 
 
 @pytest.mark.parametrize("kind", [[], {}, 5])

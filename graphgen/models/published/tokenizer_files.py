@@ -1,13 +1,14 @@
 """tokenizer.json and tokenizer_config.json, which say some things twice and have to agree."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from graphgen.errors import GraphgenError
-from graphgen.files import read_bytes
-from graphgen.models.published.folder import settings
+from graphgen.files import present, read_bytes
+from graphgen.models.published.folder import settings, tokenizer
 from graphgen.models.published.tokenizer_classes import class_of
 
 _TWICE = {
@@ -21,7 +22,26 @@ _TWICE = {
 """By a part of tokenizer.json: fields of tokenizer_config.json, and what the part calls them."""
 
 
+_VOCABULARY = re.compile(r"vocab\..+|.+\.(model|spm|tiktoken)")
+"""Files of vocabularies, of which transformers can make a tokenizer.json."""
+
 _EXTRA = ("additional_special_tokens", "extra_special_tokens")
+
+
+def unread(folder: Path) -> Iterator[str]:
+    """A line if a tokenizer's files are there that no text can be read by."""
+    path = folder / "tokenizer.json"
+    others = [x.name for x in sorted(folder.iterdir()) if _VOCABULARY.fullmatch(x.name)]
+    if not present(path) and others:
+        yield (
+            f"{folder} has {others[0]}, but no {path.name}, by which texts are read: write it with "
+            "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) of transformers"
+        )
+    try:
+        tokenizer(folder)
+    except GraphgenError as error:
+        if not isinstance(error.__cause__, ImportError):
+            yield f"no text can be read: {error}"
 
 
 def check_tokenizer(folder: Path) -> None:
