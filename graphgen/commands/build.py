@@ -19,11 +19,11 @@ from graphgen.commands.options import (
     tokens_and_rows,
     written,
 )
-from graphgen.errors import GraphgenError
+from graphgen.errors import GraphgenError, near
 
 EXAMPLE = """decoder --layers 4 --features 256 -o decoder.onnx
   graphgen build decoder --help           # with the sizes of a decoder
-  graphgen build Qwen3-0.6B -o qwen3      # the folder of a checkpoint
+  graphgen build Qwen/Qwen3-0.6B -o qwen3 # a checkpoint: of the hub, or in a folder here
   graphgen build bert-base -o bert --task fill-mask --target cuda --dtype fp16
   graphgen build bert-base -o moods --task text-classification --head classifier:sad,glad
   graphgen build export.onnx --like my-model -o folder  # with a cache, for any family
@@ -66,6 +66,7 @@ def run(options: argparse.Namespace) -> None:
     if options.name is None or options.output is None:
         raise GraphgenError("build needs NAME and -o OUT; `graphgen build --list` lists the names")
     from graphgen.models import ARCHITECTURES
+    from graphgen.models.published import hub
 
     sizes = {
         key.removeprefix(_SIZE): value
@@ -74,9 +75,9 @@ def run(options: argparse.Namespace) -> None:
     }
     gguf = options.name not in ARCHITECTURES and _is_gguf(options.name)
     like = options.like is not None and not gguf
-    folder = (
-        options.name not in ARCHITECTURES and Path(options.name).is_dir() and not like
-    ) or gguf
+    folder = options.name not in ARCHITECTURES and (
+        gguf or (not like and (Path(options.name).is_dir() or hub.is_name(options.name)))
+    )
     others: tuple[str, ...] = _NOT_LIKE if like else _OF_NAMES if folder else _OF_FOLDERS
     defaults = {action.dest: action.default for action in options.actions}
     if folder and options.head is not None:
@@ -89,6 +90,15 @@ def run(options: argparse.Namespace) -> None:
         raise GraphgenError(
             f"build {options.name}: --{option} has no effect when building {source}; leave it out"
         )
+    if folder and hub.is_name(options.name):
+        options.name = str(hub.download(options.name))
+    if options.like is not None and hub.is_name(str(options.like)):
+        options.like = hub.download(str(options.like), weights=False)
+    if not (folder or like or options.name in ARCHITECTURES):
+        problem = "is neither here nor an architecture of --list; a model of the hub is OWNER/MODEL"
+        if Path(options.name).is_file():
+            problem = "is a file: give a folder, or for a decoder of another exporter --like DIR"
+        raise GraphgenError(f"build: {options.name} {problem}{near(options.name, ARCHITECTURES)}")
     (_build_folder if folder or like else _build_name)(options, sizes)
 
 
@@ -361,8 +371,10 @@ def _list() -> None:
 
 def add_options(add: Callable[..., Any]) -> None:
     """Add the options of `build`."""
-    names = "an architecture or a folder: see --list; a GGUF file; with --like an ONNX file"
-    add("name", nargs="?", metavar="NAME | DIR | FILE", help=names)
+    names = (
+        "an architecture: see --list; OWNER/MODEL of the Hugging Face Hub; a folder; a GGUF file"
+    )
+    add("name", nargs="?", metavar="NAME | DIR | FILE", help=f"{names}; with --like an ONNX file")
     add("-o", "--output", type=written, metavar="FILE | DIR", help="where to write it")
     add("--list", help="list the names with their sizes, model types with their tasks", **FLAG)
     add("--seed", type=count, default=0, help="of the weights")

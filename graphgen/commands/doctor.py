@@ -21,6 +21,7 @@ LIBRARIES = (
 RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
 OPTIONAL = {
     "tokenizers": "text",
+    "huggingface-hub": "text",
     "pyarrow": "map",
     "jinja2": "chat",
     "llguidance": "grammar",
