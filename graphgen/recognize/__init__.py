@@ -5,6 +5,7 @@ Importing this package gives the operators their recognizers and the graph its c
 
 import graphgen.recognize.attention
 import graphgen.recognize.canonical
+import graphgen.recognize.choices
 import graphgen.recognize.contractions
 import graphgen.recognize.groups
 import graphgen.recognize.loops

@@ -6,7 +6,6 @@ numbers and one -1. Calculations stay unchanged, because each has its own roundi
 powers, quotients and the places of factors (recognize/algebra.py).
 """
 
-import itertools
 import math
 from collections.abc import Sequence
 from functools import reduce
@@ -67,6 +66,7 @@ from graphgen.recognize.axes import (
     swaps_last,
 )
 from graphgen.recognize.bounds import never
+from graphgen.recognize.masks import repeated_scalar
 from graphgen.recognize.products import PRODUCTS, multiplied, operand_of
 from graphgen.record import current_tape
 from graphgen.rounded import FileSizes
@@ -81,7 +81,8 @@ def neutral(node: ir.Node) -> Rewrite | None:
     """x - 0 = x · 1 = x / 1 = x ∧ true = x ∨ false = x, and so x + 0 but for a float -0."""
     unit = {"Add": 0.0, "Sub": 0.0, "Or": 0.0}.get(node.op_type, 1.0)
     x, other = node.inputs
-    number = scalar(other)
+    weight = other is not None and other.producer() is None  # gains of 1 are to be trained
+    number = scalar(other) if weight else repeated_scalar(other)
     if x is None or number is None or number != unit:
         return None
     if not same_shape(x.shape, node.outputs[0].shape):
@@ -105,38 +106,6 @@ def one_over(node: ir.Node) -> Rewrite | None:
         return None
     further = [*range(array.ndim - len(x.shape))]
     return Rewrite(unsqueeze(div(array.reshape(()), Value(x)), further), [x], "1 is a number")
-
-
-@canonical(add)
-def choice(node: ir.Node) -> Rewrite | None:
-    """x · m + y · (1 - m) = where(m, x, y) for a truth value m."""
-    terms = [produced_by(value, "Mul") for value in node.inputs]
-    found = [
-        [
-            (*truth, x)
-            for x, m in itertools.permutations(present_inputs(term))
-            if (truth := _truth(m))
-        ]
-        for term in terms
-        if term is not None
-    ]
-    for (m, sign, x), (n, other, y) in itertools.product(*found) if None not in terms else ():
-        if m is n and sign != other:
-            result = where(*map(adopt, (m, x, y) if sign else (m, y, x)))
-            return Rewrite(result, [m, x, y], "sum of exclusive products as choice")
-    return None
-
-
-def _truth(value: Any) -> tuple[Any, bool] | None:
-    """The truth value that is 1, or with False 0, where `value` is 1; None for other numbers."""
-    rest, made = produced_by(value, "Sub"), produced_by(value, "Cast", "Not")
-    negated = made is not None and made.op_type == "Not"
-    if rest is not None and scalar(rest.inputs[0]) == 1.0:
-        negated, made = True, rest
-    if made is None:
-        return (value, True) if value.dtype == ir.DataType.BOOL else None
-    truth = _truth(made.inputs[-1])
-    return truth and (truth[0], truth[1] != negated)
 
 
 @canonical(add, mul, maximum, minimum, logical_and, logical_or, equal)
