@@ -66,7 +66,6 @@ from graphgen.recognize.axes import (
     swaps_last,
 )
 from graphgen.recognize.bounds import never
-from graphgen.recognize.masks import repeated_scalar
 from graphgen.recognize.products import PRODUCTS, multiplied, operand_of
 from graphgen.record import current_tape
 from graphgen.rounded import FileSizes
@@ -81,8 +80,7 @@ def neutral(node: ir.Node) -> Rewrite | None:
     """x - 0 = x · 1 = x / 1 = x ∧ true = x ∨ false = x, and so x + 0 but for a float -0."""
     unit = {"Add": 0.0, "Sub": 0.0, "Or": 0.0}.get(node.op_type, 1.0)
     x, other = node.inputs
-    weight = other is not None and other.producer() is None  # gains of 1 are to be trained
-    number = scalar(other) if weight else repeated_scalar(other)
+    number = scalar(other)
     if x is None or number is None or number != unit:
         return None
     if not same_shape(x.shape, node.outputs[0].shape):

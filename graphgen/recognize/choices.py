@@ -7,6 +7,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen.graph import constant, present_inputs, produced_by
+from graphgen.infer import same_shape
 from graphgen.match import Rewrite
 from graphgen.op import canonical, find_op, is_a, read_attributes
 from graphgen.ops.elementwise import add, logical_not, mul, sub, where
@@ -79,8 +80,12 @@ def _other(node: ir.Node, y: ir.Value) -> Tensor | None:
 def _truth(value: Any) -> tuple[ir.Value, bool] | None:
     """What is 1, or with False 0, where `value` is 1, and else the other; None for others.
 
-    A truth value, or its numbers in another shape.
+    A truth value, or its numbers in another shape, or times ones.
     """
+    same = produced_by(value, mul)
+    for x, ones in itertools.permutations(present_inputs(same)) if same else ():
+        if repeated_scalar(ones) == 1.0 and same_shape(x.shape, value.shape):
+            return _truth(x)
     rest, made = produced_by(value, sub), produced_by(value, "Cast", "Not")
     negated = made is not None and made.op_type == "Not"
     if rest is not None and repeated_scalar(rest.inputs[0]) == 1.0:
