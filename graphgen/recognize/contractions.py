@@ -54,7 +54,7 @@ def contraction(node: ir.Node) -> Rewrite | Miss | None:
                 or is_always(known.size, size)
                 or (place and _has_size(first, place, size))
             ):
-                longer = _longer(first, place, size) if c in summed else None
+                longer = _longer(first, place, size) if c in (*summed, *batch) else None
                 if longer is None:
                     sizes = f"{known.size} and {size}"
                     return Miss(f"{equation}: {c} has the sizes {sizes}; one may be 1")

@@ -536,6 +536,21 @@ def test_a_bias_whose_size_is_rounded_may_fit() -> None:
     assert relative_rms(wanted, given) < ROUNDING
 
 
+def test_an_einsum_of_weights_with_a_bias_of_another_batch_is_a_product() -> None:
+    def body(q: Any, bias: Any) -> Any:
+        return merge(einsum("bhij,bhjd->bhid", ops.softmax(plain_scores(q, q) + bias), heads(q)))
+
+    model = as_in_a_file(body, q=gg.float32["b", "t", H * D], bias=gg.float32["n", 1, 1, "s"])
+    best = optimize(model, verify=True)
+    assert count_operators(best.model)["Attention"] == 1
+    rng = np.random.default_rng(0)
+    for b, t, n, s in ((2, 7, 2, 7), (1, 7, 3, 7), (3, 1, 1, 5), (2, 5, 1, 1)):
+        shapes = {"q": (b, t, H * D), "bias": (n, 1, 1, s)}
+        feeds = {name: rng.standard_normal(s).astype(np.float32) for name, s in shapes.items()}
+        (wanted,), (given,) = run_plain(model, feeds), run_plain(best.model, feeds)
+        assert wanted.shape == given.shape and relative_rms(wanted, given) < ROUNDING
+
+
 @pytest.mark.parametrize("kept", [9, 1])
 def test_a_bias_of_the_example_that_is_cut_to_its_last_rows(kept: int) -> None:
     """As TorchScript writes x-transformers' ALiBi, kept from the trace; 1 row may be repeated."""
