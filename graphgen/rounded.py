@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 import onnx_ir as ir
@@ -62,8 +63,7 @@ class FileSizes(ShapeInferenceContext):
         """
         each = (self.joined.get(str(d), frozenset((str(d),))) for d in sizes)
         every = frozenset[str]().union(*each)
-        cut = {d: re.fullmatch(r"Min\((\d{2,}|[2-9]), (.+)\)", d) for d in every}
-        every = frozenset(d for d in every if (found := cut[d]) is None or found[2] not in every)
+        every = frozenset(d for d in every if _rest_below(d) not in every)
         for whole, part in self.shown.items():
             every = every - (whole - part) if part <= every else every
         return every
@@ -194,7 +194,26 @@ def shorter(size: str, other: str) -> str:
     return f"Min({size}, {other})"
 
 
-_CUT = re.compile(r"Max\(([01]), (.+)\)")
+_BOUNDED = re.compile(r"(Max|Min)\((\w+), (.+)\)")
+
+
+def bounded(size: str) -> tuple[str, str, str] | None:
+    """max or min, the bound and the rest of a size such as Max(1, n); None for any other.
+
+    Max(1, n) + Min(m, k), which begins and ends like one, is another.
+    """
+    if (found := _BOUNDED.fullmatch(size)) is None:
+        return None
+    depths = accumulate((c == "(") - (c == ")") for c in found[3])
+    return None if min(depths) < 0 else (found[1].lower(), found[2], found[3])
+
+
+def _rest_below(size: str) -> str | None:
+    """What a size is, unless it is more than a number above 1: n, of Min(9, n)."""
+    match bounded(size):
+        case "min", bound, rest if bound.isdecimal() and int(bound) > 1:
+            return rest
+    return None
 
 
 def without_doubt(shape: ir.Shape | None, context: ShapeInferenceContext) -> ir.Shape | None:
@@ -203,9 +222,10 @@ def without_doubt(shape: ir.Shape | None, context: ShapeInferenceContext) -> ir.
         return shape
     dims = list(shape)
     for i, d in enumerate(dims):
-        cut = None if isinstance(d, int) else _CUT.fullmatch(str(d))
-        if cut is not None and context.is_at_least(n := ir.SymbolicDim(cut[2]), int(cut[1])):
-            dims[i] = n
+        match bounded(str(d)):
+            case "max", "0" | "1" as least, rest:
+                n = ir.SymbolicDim(rest)
+                dims[i] = n if context.is_at_least(n, int(least)) else d
     return ir.Shape(dims)
 
 

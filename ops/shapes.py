@@ -28,11 +28,10 @@ from graphgen.ops.attention import expect_heads, expect_one_batch
 from graphgen.ops.linalg import labels_of
 from graphgen.ops.quantized import expect_scales
 from graphgen.ops.spatial_shapes import give_up
-from graphgen.rounded import FileSizes, smallest
+from graphgen.rounded import FileSizes, bounded, smallest
 from graphgen.traits import Trait
 
 _NEVER_ONE = re.compile(r"([2-9]|\d\d+)(\*\w+)?")
-_CUT = re.compile(r"Max\(0, (.+)\)")
 _RANKED = (
     "ConstantOfShape Tile ReduceSum ReduceMean ReduceMax ReduceMin ReduceProd ReduceSumSquare "
     "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp".split()
@@ -80,7 +79,8 @@ def _decisive(dims: Sequence[Dim]) -> Dim | None:
         if is_above_one(dim):
             return dim
         name = str(dim)
-        rest = found[1] if (found := _CUT.fullmatch(name)) else name
+        found = bounded(name)
+        rest = found[2] if found and found[:2] == ("max", "0") else name
         if all(same_dim(other, dim) or str(other) == f"Max(1, {rest})" for other in dims):
             return dim
         if name.isidentifier() and all(_is_one_with(name, str(other)) for other in dims):

@@ -18,6 +18,7 @@ from graphgen.infer import (
     expect_axis,
     mends,
 )
+from graphgen.rounded import bounded
 
 
 def give_up(value: ir.Value, axes: Iterable[int], context: ShapeInferenceContext) -> None:
@@ -85,7 +86,7 @@ def _pool(node: ir.Node, context: ShapeInferenceContext) -> None:
         least = 1 if together or 0 in x.shape.dims else 2
         fixed = isinstance(size, int)
         for value in [] if fixed and isinstance(context, DeclaredSizes) else node.outputs:
-            behind = reach == 1 and (str(size).startswith("Max(1, ") or _SOME.fullmatch(str(size)))
+            behind = reach == 1 and (_is_one_or_more(size) or _behind(size) is not None)
             if known and (reach >= least or behind) and value.shape is not None:
                 value.shape[axis] = _windows(size, reach, stride, none)
             give_up(value, [] if known or fixed else [axis], context)
@@ -93,19 +94,30 @@ def _pool(node: ir.Node, context: ShapeInferenceContext) -> None:
 
 def _may_vanish(size: Dim, context: ShapeInferenceContext) -> bool:
     """Whether a size may be 0 where no symbol is: what a slice leaves, say."""
-    if isinstance(size, int) or re.fullmatch(r"[\w*]+|Max\([1-9].*", str(size)):
+    if isinstance(size, int) or re.fullmatch(r"[\w*]+", str(size)) or _is_one_or_more(size):
         return size == 0
     return not (isinstance(context, FileSizes) and context.is_at_least(size, 1))
 
 
 def _is_some(size: Dim, context: ShapeInferenceContext) -> bool:
     """Whether a size is 1 or more in every run, by a number or by what the graph does with it."""
-    if isinstance(size, int) or str(size).startswith("Max(1, "):
+    if isinstance(size, int) or _is_one_or_more(size):
         return size != 0
     return isinstance(context, FileSizes) and context.is_at_least(size, 1, later=True)
 
 
-_SOME = re.compile(r"Min\((\w+), (Max\(1, .+\))\)")
+def _is_one_or_more(size: Dim) -> bool:
+    """Whether a size is the maximum of another one and 1, or a larger number."""
+    found = bounded(str(size))
+    return found is not None and found[0] == "max" and found[1].isdecimal() and int(found[1]) > 0
+
+
+def _behind(size: Dim) -> tuple[str, ir.SymbolicDim] | None:
+    """The names of n and of Max(1, m) in Min(n, Max(1, m)), as of windows behind windows."""
+    match bounded(str(size)):
+        case "min", most, rest if (found := bounded(rest)) and found[:2] == ("max", "1"):
+            return most, ir.SymbolicDim(rest)
+    return None
 
 
 @lru_cache(TEXTS)
@@ -118,8 +130,8 @@ def _windows(size: Dim, reach: int, stride: int, none: bool) -> Dim:
     if isinstance(size, int):
         return 0 if none and not size else max(1, (size - reach) // stride + 1)
     most = str(size)
-    if (behind := _SOME.fullmatch(most)) is not None:  # 0 and 1 elements are in one window
-        most, size = behind[1], ir.SymbolicDim(behind[2])
+    if (behind := _behind(size)) is not None:  # 0 and 1 elements are in one window
+        most, size = behind
     expression: Any = size._expr
     number, rest = expression.as_coeff_Add()
     if rest.func.__name__ == "Max" and number.is_Integer:

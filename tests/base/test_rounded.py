@@ -19,7 +19,7 @@ from graphgen.graph import count_operators
 from graphgen.op import TABLE
 from graphgen.ops.numbers_of_sizes import size_at
 from graphgen.passes import optimize
-from graphgen.rounded import flattened, smallest
+from graphgen.rounded import bounded, flattened, smallest
 
 H, D = 4, 8
 RNG = np.random.default_rng(7)
@@ -338,3 +338,33 @@ def test_simple_sizes_import_no_units() -> None:
     code = "from graphgen.forms import _short; _short('Max(3, a)*1')"
     unwanted = "import sys; assert 'sympy.physics' not in sys.modules"
     subprocess.run([sys.executable, "-c", f"{code}; {unwanted}"], check=True)
+
+
+@pytest.mark.parametrize(
+    ("size", "wanted"),
+    [
+        ("Max(1, floor(n/2))", ("max", "1", "floor(n/2)")),
+        ("Min(m, Max(1, floor(m/2)))", ("min", "m", "Max(1, floor(m/2))")),
+        ("Max(1, n) - 1", None),
+        ("Max(1, n) + Min(m, Max(1, k))", None),
+        ("Min(m, (n) + Max(1, k)) + Min(m, (n))", None),
+        ("n", None),
+    ],
+)
+def test_a_bound_holds_for_the_whole_size(size: str, wanted: Any) -> None:
+    assert bounded(size) == wanted
+
+
+def test_windows_of_two_lengths_are_concatenated() -> None:
+    """Their sum begins with Max(1, and ends with a parenthesis, but is no maximum."""
+    nodes = """
+        a = MaxPool <kernel_shape = [2], strides = [2]> (x)
+        b = MaxPool <kernel_shape = [1], strides = [3]> (a)
+        y = Concat <axis = 2> (a, b)"""
+    text = '<ir_version: 9, opset_import: ["": 18]> g (float[n, 4, m] x) => (float[u, v, w] y) {'
+    model = ir.from_onnx_text(text + nodes + "}")
+    infer_model(model)
+    x = RNG.normal(size=(2, 4, 9)).astype(np.float32)
+    [y] = run_plain(model, {"x": x})
+    shape = model.graph.outputs[0].shape
+    assert shape is not None and shape.evaluate({"n": 2, "m": 9}) == y.shape
