@@ -12,6 +12,7 @@ from graphgen.ops.layout import (
     dim,
     gather,
     reshape,
+    slice_,
     swap_last,
     transpose,
     unsqueeze,
@@ -62,9 +63,13 @@ def _expect_swiglu(name: str, activation_type: str, swiglu_fusion: int) -> None:
 
 
 def _of_chosen(p: Tensor, scores: Tensor, count: int, k: int, normalized: int) -> Tensor:
-    """p (N, E) of the k experts with the largest scores, 0 of others."""
-    _, chosen = top_k(scores, [k])  # (N, k)
-    p = p * cast_like(reduce_sum(one_hot(chosen, count), [1], keepdims=0), p)
+    """p (N, E) of the k experts with the largest scores, 0 of others.
+
+    Of equal scores these are the last, as in onnxruntime's kernels; TopK alone takes the first.
+    """
+    _, from_last = top_k(slice_(scores, [-1], [-(2**63)], [1], [-1]), [k])  # (N, k)
+    chosen = one_hot(count - 1 - from_last, count)
+    p = p * cast_like(reduce_sum(chosen, [1], keepdims=0), p)
     return p / reduce_sum(p, [1]) if normalized else p
 
 

@@ -1412,3 +1412,21 @@ SAMPLES["", "BatchNormalization"] += [
     of(n(5, 2) + 30.0, n(2), n(2), n(2), away(2) ** 2, training_mode=1, momentum=0.3, epsilon=0.1),
     of(n(2, 3, 2, 2, 2), n(3), n(3), n(3), away(3) ** 2, training_mode=1),
 ]
+
+_EQUAL = np.array([[1.0, 1, 1], [0, 2, 2], [2, 0, 2], [2, 2, 0]])  # scores of experts
+SAMPLES[MICROSOFT, "MoE"] += [
+    of(n(4, 8), _EQUAL, n(3, 12, 8), None, n(3, 8, 6), k=k, kink=True, **_SWIGLU) for k in (1, 2)
+]
+SAMPLES[MICROSOFT, "QMoE"] += [
+    of(
+        n(4, 32),
+        _EQUAL,
+        *(q8(3, 64, 16), positive(3, 64, 2), n(3, 64)),
+        *(q8(3, 32, 16), positive(3, 32, 2), None),
+        k=1,
+        block_size=16,
+        normalize_routing_weights=1,
+        kink=True,
+        **_SWIGLU,
+    ),
+]
