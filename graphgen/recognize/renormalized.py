@@ -4,27 +4,32 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen.graph import constant, produced_by
-from graphgen.match import Rewrite
+from graphgen.match import Miss, Rewrite
 from graphgen.ops.elementwise import div, greater, mul, where
 from graphgen.ops.layout import cast, lowest_of
 from graphgen.ops.reduce import reduce_sum
 from graphgen.ops.softmax import softmax
+from graphgen.recognize.bounds import largest
 from graphgen.recognize.masks import repeated_scalar
 from graphgen.recognize.sinks import scaled_by_what_is_left
 from graphgen.value import Tensor, Value, adopt
 
+_SPREAD = 80.0
+"""How far apart scores may be for the smaller one to keep its weight in float32: exp(-87) is the
+smallest number in full precision."""
+
 
 @softmax.recognize("Mul", "Where")
-def _(node: ir.Node) -> Rewrite | None:
+def _(node: ir.Node) -> Rewrite | Miss | None:
     """Of softmax(s) V, a factor that is a sink's share; of weights, a mask and their new sum."""
     return scaled_by_what_is_left(node) if node.op_type == "Mul" else of_what_is_kept(node)
 
 
-def of_what_is_kept(node: ir.Node) -> Rewrite | None:
+def of_what_is_kept(node: ir.Node) -> Rewrite | Miss | None:
     """m · softmax(s) / Σ m · softmax(s), or 0 where that sum is, is the softmax of what m keeps.
 
-    So jax2onnx writes a mask, in JAX and in Keras. Where scores that are hidden are above all that
-    are kept by 100, the sum is 0 in float32, though not in whole numbers.
+    So jax2onnx writes a mask, in JAX and in Keras. Where a hidden score is above all that are kept
+    by 100, the sum is 0 in float32, and so is the row: only scores that are bounded are the same.
     """
     quotient, zero = produced_by(node.inputs[1], div), repeated_scalar(node.inputs[2])
     kept = None if quotient is None else quotient.inputs[0]
@@ -48,14 +53,16 @@ def of_what_is_kept(node: ir.Node) -> Rewrite | None:
         axis = weights.attributes.get_int("axis", -1)
         if given is None or len(given) != rank or (axis - int(axes.item())) % rank:
             continue
+        if 2 * largest(weights.inputs[0], {}) > _SPREAD:
+            return Miss(
+                "the mask multiplies the weights of all scores, hidden ones, too: where one is "
+                "above all that are kept by 100, the row is 0, and not their softmax"
+            )
         s = adopt(weights.inputs[0])
         hidden = where(keep, s, lowest_of(s))
         result = where(keep, softmax(hidden, axis=axis), cast(0.0, to=s.dtype))
         ends = [x for x in (weights.inputs[0], mask) if x is not None]
-        caveat = (
-            "a row that keeps no score within 100 of the hidden ones would give more than zeros"
-        )
-        return Rewrite(result, ends, "the softmax of what a mask keeps", caveat)
+        return Rewrite(result, ends, "the softmax of what a mask keeps")
     return None
 
 
