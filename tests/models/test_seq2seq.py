@@ -317,12 +317,23 @@ def test_an_output_layer_is_told_or_stored(
     assert (generation(config).head is not None) == own
 
 
-def test_scaled_outputs_that_are_null_are_not_scaled() -> None:
+@pytest.mark.parametrize("kind", ["t5", "umt5"])
+@pytest.mark.parametrize(
+    ("fields", "scaled"),
+    [
+        ({}, True),
+        ({"tie_word_embeddings": False}, False),
+        ({"scale_decoder_outputs": True}, True),
+        ({"scale_decoder_outputs": False}, False),
+        ({"scale_decoder_outputs": None}, False),
+    ],
+)
+def test_outputs_are_scaled(kind: str, fields: dict[str, Any], scaled: bool) -> None:
     """As in transformers, where only a field that is absent follows the tied embeddings."""
     given = {n: x for n, x in PUBLISHED["t5"].items() if n != "scale_decoder_outputs"}
-    assert t5_specification(Config(given)).last_scale != 1.0
-    null = Config(given | {"scale_decoder_outputs": None})
-    assert t5_specification(null).last_scale == 1.0
+    config = Config(given | fields | {"model_type": kind})
+    assert (t5_specification(config).last_scale != 1.0) == scaled
+    config.finish()
 
 
 def test_buckets_grow_with_the_distance() -> None:

@@ -50,9 +50,9 @@ def t5(config: Config) -> Specification:
         )
 
     tied = config.take("tie_word_embeddings", bool, True)
-    scaled = kind == "umt5" and tied
-    if kind == "t5":
-        scaled = bool(config.optional("scale_decoder_outputs", bool, tied))  # null: not
+    scaled = False
+    if kind != "mt5":  # of UMT5 since transformers 5.24; null: not
+        scaled = bool(config.optional("scale_decoder_outputs", bool, tied))
     # Newer files say that all are tied, but store the ones that are not.
     apart = "lm_head.weight" in config.stored and not (kind == "t5" and scaled)
     return Specification(
