@@ -348,7 +348,8 @@ class Scores:
                 problem = f"a mask has {d} where the scores have {scores[0]}"
                 self.unequal.append((wanted, dim(adopt(value), len(view.dims) - j), problem))
         terms.append(Term(value, replace(view, dims=dims), loose=loose, **kind))
-        for axes, size in zip(map(leaves, self.dims), full, strict=True):
+        # A factor of one number may have put more dimensions of 1 before these.
+        for axes, size in zip(map(leaves, reversed(self.dims)), reversed(full), strict=False):
             if len(axes) == 1 and not isinstance(size, int) and not same_dim(axes[0].size, size):
                 axes[0].parts = [Axis(size, axes[0].first)]
         return None

@@ -1028,6 +1028,23 @@ def test_a_number_a_row_is_a_factor_of_the_queries(body: Any, found: int) -> Non
     assert relative_rms(run_plain(model, feeds)[0], run_plain(best.model, feeds)[0]) < ROUNDING
 
 
+@pytest.mark.parametrize("batch", [2, "b"])
+def test_a_factor_may_have_more_dimensions_than_the_scores(batch: Any) -> None:
+    """It puts a 1 before them, also where a bias has the batch that they have."""
+
+    def body(q: Any, k: Any, v: Any, bias: Any) -> Any:
+        q = q * np.full([1] * 5, 0.5, np.float32)
+        return ops.softmax(q @ ops.swap_last(k) + bias) @ v
+
+    own = dict.fromkeys("qkv", gg.float32[batch, H, 3, D])
+    model = as_in_a_file(body, **own, bias=gg.float32[batch, 1, 3, 3])
+    best = optimize(model, verify=True)
+    rng = np.random.default_rng(0)
+    feeds = {name: rng.standard_normal((2, H, 3, D)).astype("f") for name in "qkv"}
+    feeds["bias"] = rng.standard_normal((2, 1, 3, 3)).astype("f")
+    assert relative_rms(run_plain(model, feeds)[0], run_plain(best.model, feeds)[0]) < ROUNDING
+
+
 @pytest.mark.parametrize("name", ["a", "zz"])
 def test_a_factor_of_each_query_is_found_whatever_its_name(name: str) -> None:
     """The canonical form sorts operands by name."""
