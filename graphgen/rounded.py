@@ -56,6 +56,10 @@ class FileSizes(ShapeInferenceContext):
             self.joined[str(self.names[every])] = every
         return self.names[every]
 
+    def name_of(self, sizes: Sequence[int | ir.SymbolicDim]) -> ir.SymbolicDim | None:
+        """The name of what different sizes have been broadcast to, if they have."""
+        return self.names.get(self._joined(*sizes))
+
     def _joined(self, *sizes: int | ir.SymbolicDim) -> frozenset[str]:
         """The sizes that are broadcast, as far as a product does not show that others have one.
 

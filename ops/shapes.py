@@ -307,16 +307,21 @@ def _broadcast_operands(node: ir.Node, context: ShapeInferenceContext) -> None:
 
 @mends("Where")
 def _repeated_size(node: ir.Node, context: ShapeInferenceContext) -> None:
-    """b where a is 1, else a: the size to which axes of these two sizes are broadcast."""
+    """b where a is 1, else a: the size of which the graph has made one by broadcasting these two.
+
+    Of numbers, and of sizes that nothing broadcasts, it is a wherever a is not 1.
+    """
     condition, b, a = node.inputs
     asked = condition.producer() if condition is not None else None
     if asked is None or asked.op_type != "Equal" or a is None or asked.inputs[0] is not a:
         return
-    one = constant(asked.inputs[1])
-    sizes = [values[0] for x in (a, b) if x and (values := context.get_symbolic_value(x))]
-    if one is not None and one.tolist() in (1, [1]) and len(sizes) == 2:
-        common = broadcast([ir.Shape([size]) for size in sizes], context)
-        context.set_symbolic_value(node.outputs[0], [*common])
+    one, every = constant(asked.inputs[1]), [context.get_symbolic_value(x) for x in (a, b) if x]
+    sizes = [d for values in every for d in values or () if str(d).isidentifier()]
+    single = all(values is not None and len(values) == 1 for values in every)
+    if isinstance(context, FileSizes) and single and len(sizes) == 2:
+        common = context.name_of(sizes)
+        if one is not None and one.tolist() in (1, [1]) and common is not None:
+            context.set_symbolic_value(node.outputs[0], [common])
 
 
 def _expect_elements(

@@ -368,3 +368,31 @@ def test_windows_of_two_lengths_are_concatenated() -> None:
     [y] = run_plain(model, {"x": x})
     shape = model.graph.outputs[0].shape
     assert shape is not None and shape.evaluate({"n": 2, "m": 9}) == y.shape
+
+
+CHOICES = {
+    "numbers": """
+        m = Equal (labels, one) l = Where (m, zero, labels) i = Unsqueeze (l, axis)
+        g = GatherElements <axis = 1> (x, i) y = Squeeze (g, axis)""",
+    "a size": """
+        s = Shape <start = 0, end = 1> (x) m = Equal (s, one) y = Where (m, five, s)""",
+    "two sizes": """
+        s = Shape <start = 0, end = 1> (x) t = Shape <start = 1, end = 2> (x)
+        m = Equal (s, one) y = Where (m, t, s)""",
+}
+
+
+@pytest.mark.parametrize("nodes", CHOICES.values(), ids=CHOICES)
+def test_b_where_a_is_one_is_no_size_by_itself(nodes: str) -> None:
+    """But for sizes that the graph has broadcast, a is the result wherever it is not 1."""
+    weights = "int64[3] labels = {1, 1, 2}, int64[1] one = {1}, int64[1] zero = {0},"
+    weights += "int64[1] five = {5}, int64[1] axis = {1}"
+    text = '<ir_version: 9, opset_import: ["": 18]> g (float[n, k] x) => (float[u] y)'
+    text = f"{text} <{weights}> {{ {nodes} }}"
+    text = text if "Gather" in nodes else text.replace("float[u] y", "int64[u] y")
+    model = ir.from_onnx_text(text)
+    best = optimize(model.clone())
+    for rows in (3,) if "Gather" in nodes else (1, 3):
+        x = RNG.normal(size=(rows, 4)).astype(np.float32)
+        [wanted], [got] = (run_plain(m, {"x": x}) for m in (model, best.model))
+        np.testing.assert_array_equal(got, wanted)
