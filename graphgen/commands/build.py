@@ -66,7 +66,6 @@ def run(options: argparse.Namespace) -> None:
     if options.name is None or options.output is None:
         raise GraphgenError("build needs NAME and -o OUT; `graphgen build --list` lists the names")
     from graphgen.models import ARCHITECTURES
-    from graphgen.models.published import hub
 
     sizes = {
         key.removeprefix(_SIZE): value
@@ -76,7 +75,7 @@ def run(options: argparse.Namespace) -> None:
     gguf = options.name not in ARCHITECTURES and _is_gguf(options.name)
     like = options.like is not None and not gguf
     folder = options.name not in ARCHITECTURES and (
-        gguf or (not like and (Path(options.name).is_dir() or hub.is_name(options.name)))
+        gguf or (not like and (Path(options.name).is_dir() or _is_of_hub(options.name)))
     )
     others: tuple[str, ...] = _NOT_LIKE if like else _OF_NAMES if folder else _OF_FOLDERS
     defaults = {action.dest: action.default for action in options.actions}
@@ -90,16 +89,29 @@ def run(options: argparse.Namespace) -> None:
         raise GraphgenError(
             f"build {options.name}: --{option} has no effect when building {source}; leave it out"
         )
-    if folder and hub.is_name(options.name):
-        options.name = str(hub.download(options.name))
-    if options.like is not None and hub.is_name(str(options.like)):
-        options.like = hub.download(str(options.like), weights=False)
+    if folder:
+        options.name = str(_here(options.name))
+    if options.like is not None:
+        options.like = _here(str(options.like), weights=False)
     if not (folder or like or options.name in ARCHITECTURES):
         problem = "is neither here nor an architecture of --list; a model of the hub is OWNER/MODEL"
         if Path(options.name).is_file():
             problem = "is a file: give a folder, or for a decoder of another exporter --like DIR"
         raise GraphgenError(f"build: {options.name} {problem}{near(options.name, ARCHITECTURES)}")
     (_build_folder if folder or like else _build_name)(options, sizes)
+
+
+def _is_of_hub(name: str) -> bool:
+    from graphgen.models.published import hub  # imports all families, which architectures need not
+
+    return hub.is_name(name)
+
+
+def _here(name: str, *, weights: bool = True) -> Path:
+    """A path, or that of what the hub has by this name."""
+    from graphgen.models.published import hub
+
+    return hub.download(name, weights=weights) if hub.is_name(name) else Path(name)
 
 
 def _is_gguf(name: str) -> bool:

@@ -9,7 +9,7 @@ from graphgen.models.published.weights import INDEX, SINGLE
 _NAME = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)(?:/([\w./-]+\.gguf))?(?:@([\w./-]+))?")
 
 _NOTES = ("*.json", "*.jinja", "*.txt", "*.model")
-_WEIGHTS = (SINGLE, SINGLE.replace(".", "-*-of-*."), INDEX, f"*_Dense/{SINGLE}")
+_WEIGHTS = (SINGLE, "model-*-of-*.safetensors", INDEX, f"*_Dense/{SINGLE}")
 _ASIDE = ("onnx/*", "openvino/*", "original/*", "*.onnx.json")
 """The same model for others, and as its authors trained it."""
 
