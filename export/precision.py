@@ -54,14 +54,17 @@ class LossScale:
         return cls(dynamic, _START if dynamic else 1.0)
 
     def made(self, norm: float) -> bool:
-        """Count a step with this norm of the gradient; False if it has to be repeated."""
-        if not math.isfinite(norm):
-            self.value, self.good, again = max(self.value / 2.0, 1.0), 0, self.value > 1.0
-            return not again
+        """Whether a step can be made by gradients of this norm; if not, the factor is smaller."""
+        again = not math.isfinite(norm) and self.value > 1.0
+        if again:
+            self.value, self.good = self.value / 2.0, 0
+        return not again
+
+    def count(self) -> None:
+        """Count a step that was made, whose gradients had the factor as it was before."""
         self.good += 1
         if self.dynamic and self.good == _PATIENCE:
             self.value, self.good = self.value * 2.0, 0
-        return True
 
     def properties(self) -> dict[str, int | float]:
         """What a checkpoint stores of it: nothing if the loss is not scaled."""

@@ -336,6 +336,7 @@ class Engine:
         """Update all parameters by their gradients, whose norm this is, at a learning rate."""
         self.step += 1
         scale = clip_scale(norm, self.optimizer.clip_norm) / self.scale.value
+        self.scale.count()
         numbers = {
             setting: {
                 name: np.float32(number)

@@ -211,12 +211,30 @@ def test_a_resumed_run_keeps_the_factor(folders, on_cpu, tmp_path):
         np.testing.assert_array_equal(again.parameters[name], array)
 
 
+def test_an_update_after_which_the_factor_grows_is_whole(folders, on_cpu):
+    one, other = on_cpu(folders["fp16"]), on_cpu(folders["fp32"])
+    one._engine.scale.good = 1997
+    for trainer in (one, other):
+        trainer.fit([BATCH] * 6, progress=False)
+    assert one._engine.scale == LossScale(True, 2.0**17, 3)
+    for name, array in other.parameters.items():
+        np.testing.assert_allclose(one.parameters[name], array, rtol=1e-4, atol=1e-6)
+
+
+def many(scale, steps):
+    for _ in range(steps):
+        assert scale.made(1.0)
+        scale.count()
+
+
 def test_the_factor_grows_after_many_good_steps_and_ends_at_one():
     scale = LossScale.of({"dtype": "fp16"})
-    assert all(scale.made(1.0) for _ in range(2000)) and scale.value == 2.0**17
+    many(scale, 2000)
+    assert scale.value == 2.0**17
     assert [scale.made(float("nan")) for _ in range(17)] == [False] * 17
     assert scale.value == 1.0 and scale.made(float("inf"))  # the trainer tells what is wrong
-    assert all(scale.made(1.0) for _ in range(2000)) and scale.value == 2.0
+    many(scale, 2000)
+    assert scale.value == 2.0
     plain = LossScale.of({})
-    assert all(plain.made(1.0) for _ in range(3000)) and plain.value == 1.0
-    assert plain.made(float("nan")) and plain.properties() == {}
+    many(plain, 3000)
+    assert plain.value == 1.0 and plain.made(float("nan")) and plain.properties() == {}
