@@ -30,7 +30,8 @@ class Rows(Sequence[Array]):
         self.dtype = np.dtype(dtype)
         self._ends = np.cumsum([len(chunk) for chunk in self.chunks])
         for chunk in self.chunks:
-            if fitting(chunk.values, self.dtype) is None:
+            mixed = chunk.values.dtype == bool != self.dtype  # as JSON's true and false
+            if mixed or fitting(chunk.values, self.dtype) is None:
                 raise GraphgenError(f"{who} has {chunk.values.dtype} that do not fit {dtype}")
 
     def __len__(self) -> int:

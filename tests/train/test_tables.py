@@ -139,6 +139,7 @@ WRONG = {
     "a null inside": (table(ids=[[1], [None]], labels=[[1], [2]]), "a.parquet: 'ids' has a null"),
     "a text": (table(ids=[["a"]], labels=[[1]]), "'ids' are string; give numbers, or lists"),
     "a fraction": (table(ids=[[1.5]], labels=[[1]]), "'ids' has float64 that do not fit int64"),
+    "booleans": (table(ids=[[1]], labels=[[True]]), "'labels' has bool that do not fit int64"),
     "two depths": (table(ids=[[[1, 2], [3]]], labels=[[1]]), "'ids' has lists of different len"),
     "no labels": (table(ids=[[1]]), "a.parquet has ids; the artifacts take ids, labels"),
     "no rows": (table(ids=[], labels=[]), "a.parquet has no rows; give at least one"),
