@@ -220,6 +220,8 @@ class Heads:
         for split in (dims[:-2], scores.split):
             several = [d for d in map(leaves, split) if d and {*d} <= {*batch}]
             beside.update(several[-1] if len(several) > 1 else [])
+        for merged in map(leaves, scores.apart):  # all of it may be 1, so that it has no heads
+            beside.difference_update(merged if len(merged) > 1 else [])
         heads = [axis for axis in batch if axis in beside and isinstance(axis.size, int)]
         batch = [axis for axis in batch if axis not in heads]
         if not all(isinstance(axis.size, int) for axis in feature):
@@ -235,8 +237,9 @@ class Heads:
         `kept` says that V shows how many keys there are; else V has as many as the mask.
         """
         for batch in scores.apart:
-            sizes = [size_in(self.batch, [x]) for x in (self.q, self.k, self.v)]
-            if leaves(batch) != self.batch or len(self.batch) > 1 or None in sizes:
+            own = [(x, x if x.given is None else x.given) for x in (self.q, self.k, self.v)]
+            sizes = [size_in(self.batch, views) for views in own]
+            if leaves(batch) != self.batch or None in sizes:
                 return Miss(f"the batches of Q, K and V, {size_text(batch)}, may differ")
             self.longest += sizes
         for axis, size, reason in scores.unequal:

@@ -235,13 +235,17 @@ def follow(node: ir.Node, dims: Dims) -> Dims | None:
 
 @dataclass
 class View:
-    """A value as a layout of its source: the axes of both. The source lacks repeated axes."""
+    """A value as a layout of its source: the axes of both. The source lacks repeated axes.
+
+    `given` is the value itself, which shows the sizes that its source has merged with others.
+    """
 
     source: Any
     axes: Dims
     dims: Dims
     factor: float = 1.0
     steps: int = 0
+    given: "View | None" = None
 
     @classmethod
     def of(
@@ -278,6 +282,7 @@ class View:
             else:
                 factor = view.factor * factor_of(node)
                 view = cls(view.source, view.axes, dims, factor, view.steps + 1)
+        view.given = cls(Value(graph_value(given)), view.dims, view.dims)
         return view
 
     def has(self, axis: Axis) -> bool:
@@ -312,8 +317,8 @@ class View:
         if (split != have) + (order != sorted(order)) + (runs != here) > at_most:
             return None
         x: Any = self.source
-        if split != have:
-            x = _reshaped(x, have, split, known)
+        if split != have:  # by its own sizes: where another source has more, it may have 1
+            x = _reshaped(x, have, split, known if self.given is None else [self.given])
         if x is None:
             return None
         perm = [order.index(i) for i in range(len(runs))]

@@ -107,3 +107,44 @@ def test_sizes_that_are_broadcast_have_one_name_in_whatever_steps() -> None:
     one, other, two = (str(y.shape[0]) for y in model.graph.outputs if y.shape is not None)
     assert one == other != two
     assert {one, two}.isdisjoint({"unk__0", "unk__1", "unk__2"})
+
+
+def traced_length(x: Any, y: Any) -> Any:
+    """torch's cross attention, (T, B, H·D), of which a tool made the example's length a number."""
+    rows, flat = ops.reshape(x, [-1, H * D]), np.eye(H * D, dtype=np.float32) * 0.5
+    q = reshape(rows @ flat + 0.1, ops.concat(shape(x)[:2], np.array([H, D]), axis=0))
+    k, v = (ops.transpose(ops.reshape(y * c, [7, -1, D]), perm=[1, 0, 2]) for c in (0.5, 0.7))
+    k, v = (ops.reshape(z, [-1, H, 7, D]) for z in (k, v))
+    return ops.softmax(ops.transpose(q, perm=[1, 2, 0, 3]) @ ops.swap_last(k)) @ v
+
+
+def merged_in_two_ways(x: Any, y: Any) -> Any:
+    """Q (T, B·H, D) of (T, B, H, D), as conditional DETR; K's and V's first axis has a name."""
+    flat = ops.concat(shape(x)[:1], shape(x)[1:2] * 4, np.array([D]), axis=0)
+    q = ops.transpose(reshape(ops.reshape(x, [0, 0, H, D]), flat), perm=[1, 0, 2])
+    k = ops.reshape(y, [0, 0, D, H])[..., 0]
+    return ops.softmax(q @ ops.swap_last(k)) @ (k + 1.0)
+
+
+@pytest.mark.parametrize(
+    ("body", "given"),
+    [
+        (traced_length, [((5, 3), (7, 3)), ((5, 3), (7, 1)), ((5, 1), (7, 3)), ((1, 1), (14, 1))]),
+        (merged_in_two_ways, [((5, 3), (12, 6)), ((5, 3), (1, 6)), ((1, 1), (4, 1))]),
+    ],
+)
+def test_batches_that_may_differ_have_the_sizes_of_operands(body: Any, given: Any) -> None:
+    """Where a source has merged them with something else, too; 1 is repeated for the other's."""
+    specs = {"x": gg.float32["t", "b", H * D], "y": gg.float32["s", "n", H * D]}
+    model = as_in_a_file(body, primitives=True, **specs)
+    best = optimize(model)
+    assert count_operators(best.model)["Attention"] == 1
+    rng = np.random.default_rng(0)
+    before, after = (Session(to_bytes(m), optimize=False) for m in (model, best.model))
+    for sizes in given:
+        feeds = {
+            name: rng.standard_normal((*size, H * D)).astype(np.float32)
+            for name, size in zip("xy", sizes, strict=True)
+        }
+        [wanted], [got] = before(feeds), after(feeds)
+        assert wanted.shape == got.shape and relative_rms(wanted, got) < ROUNDING
