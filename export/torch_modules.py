@@ -22,7 +22,7 @@ from graphgen.errors import GraphgenError, near, user_line
 from graphgen.export.outputs import SIGNATURE
 from graphgen.export.read import load
 from graphgen.export.torch_gradients import expect_plain, expect_same_gradients
-from graphgen.export.torch_results import Call, expect_same
+from graphgen.export.torch_results import Call, expect_same, names_of_results
 from graphgen.graph import NAMES_OF, ORIGIN, SCALARS, is_float, present_inputs
 from graphgen.op import is_a
 from graphgen.passes.training.batch_norms import is_norm, note
@@ -60,7 +60,9 @@ def from_torch(
         dynamic_shapes: As for torch.export: which axes may have other sizes, such as
             {"x": {0: "batch"}}, by argument.
         input_names: The inputs' names, by default those of the arguments.
-        output_names: The names of the outputs, or of the first of them.
+        output_names: The names of the outputs, or of the first of them. By default, what a
+            dictionary, a named tuple or a dataclass calls them is theirs, as "logits" and
+            "hidden_states.0".
 
     The module and the model run on the example inputs, and, where sizes are symbolic, at others.
 
@@ -106,12 +108,12 @@ def from_torch(
                 )
         except Exception as error:  # each of torch's passes has its own
             raise GraphgenError(
-                f"from_torch: torch cannot export {type(module).__name__}: {_reason(error)}; see "
-                f"whether torch.export.export takes it{user_line()}"
+                f"from_torch: torch cannot export {type(module).__name__}: "
+                f"{_with_mend(_reason(error))}{user_line()}"
             ) from error
         model = load(path)
         _fold_sizes(model)
-        _name_outputs(model.graph, output_names)
+        _name_outputs(model.graph, output_names or (), names_of_results(program))
         _name(model, called)
         in_inference(model)
         call = Call(called, positional, keyword)
@@ -216,6 +218,19 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {line.strip()}"
 
 
+def _with_mend(reason: str) -> str:
+    """The reason, and what to do."""
+    if "register a pytree" in reason:
+        reason, _, _ = reason.partition(". ")
+        return (
+            f"{reason}: call torch.export.register_dataclass for a dataclass first, and set "
+            "config.use_cache = False for a cache of transformers"
+        )
+    if reason.endswith("object has no attribute 'name'"):
+        return f"{reason}; if the module returns numbers or texts, leave them out"
+    return f"{reason}; see whether torch.export.export takes it"
+
+
 def _name(model: ir.Model, module: Any) -> None:
     """Give each weight the first name that its parameter has in torch, and note the others."""
     graph = model.graph
@@ -275,24 +290,30 @@ def _fold_sizes(model: ir.Model) -> None:
         infer_model(model)
 
 
-def _name_outputs(graph: ir.Graph, names: Sequence[str] | None) -> None:
+def _name_outputs(graph: ir.Graph, names: Sequence[str], keys: Sequence[str | None]) -> None:
     """Name the outputs; a value that is returned twice is two, and so is one that is an input.
 
-    Torch's exporter would call the input what it calls the output.
+    Torch's exporter would call the input what it calls the output. Without `names`, those of the
+    module do, where no weight or input has them.
     """
     outputs = graph.outputs
-    names = names or ()
     if len({*names}) < len(names) or len(names) > len(outputs):
         raise GraphgenError(
             f"from_torch: output_names is {[*names]}, and there are {len(outputs)} outputs: give "
             f"each a name of its own{user_line()}"
         )
-    for i, value in enumerate(outputs):
-        if value in outputs[:i] or (i < len(names) and value.is_graph_input()):
+    given: list[str | None] = [*names, *[None] * (len(outputs) - len(names))]
+    if len(keys) == len(outputs):
+        taken = {*names, *(v.name for v in graph.inputs), *graph.initializers, ""}
+        for i in range(len(names), len(outputs)):
+            given[i] = keys[i] if keys[i] not in taken else None
+            taken.add(keys[i])
+    for i, (name, value) in enumerate(zip(given, tuple(outputs), strict=True)):
+        if value in outputs[:i] or (name is not None and value.is_graph_input()):
             graph.append(identity_of(value))
             [outputs[i]] = graph[-1].outputs
             outputs[i].name = f"{value.name}_{i}"
-    wanted = dict(zip(names, outputs, strict=False))
+    wanted = {name: v for name, v in zip(given, outputs, strict=True) if name is not None}
     made = (value for node in graph.all_nodes() for value in node.outputs)
     for value in (*graph.inputs, *graph.initializers.values(), *made):
         if wanted.get(str(value.name), value) is value:

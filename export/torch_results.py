@@ -238,6 +238,30 @@ def _sizes(model: ir.Model, call: Call) -> str:
     return f" at {', '.join(f'{name}={size}' for name, size in sizes.items())}"
 
 
+def names_of_results(program: Any) -> list[str | None]:
+    """What the module of an ONNXProgram calls its results: their keys, joined by dots, if any."""
+    exported = program.exported_program
+    specs = exported.graph_signature.output_specs
+    kinds = [type(x.arg).__name__ for x in specs if x.kind.name == "USER_OUTPUT"]
+    names = [*_keys(exported.call_spec.out_spec, [], named=False)]
+    return [n for n, kind in zip(names, kinds, strict=True) if kind != "ConstantArgument"]
+
+
+def _keys(spec: Any, way: list[str], *, named: bool) -> Iterator[str | None]:
+    """The names of the leaves of a tree of torch, of which None is one."""
+    if spec.type is None:
+        yield ".".join(way) if named else None
+        return
+    newer = hasattr(spec, "children")  # of torch
+    children, context = spec.children() if newer else spec.children_specs, spec.context
+    context = getattr(context, "_fields", context)  # of a named tuple
+    if isinstance(context, list) and [*map(type, context)] == [list, list]:
+        context = context[0]  # of a dataclass, whose other list is of what is None
+    keyed = isinstance(context, (list, tuple)) and len(context) == len(children)
+    for key, child in zip(context if keyed else range(len(children)), children, strict=True):
+        yield from _keys(child, [*way, str(key)], named=named or keyed)
+
+
 def tensors_in(tree: Any) -> list[Any]:
     """The tensors in lists, dictionaries and other classes that torch knows."""
     import torch

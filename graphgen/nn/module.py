@@ -49,7 +49,15 @@ class Parameter(Deferred):
     """A weight. In a build it is an initializer named by its path; elsewhere it is its array."""
 
     def __init__(self, shape: tuple[int, ...], *, initialize: Initializer):
-        self.shape, self.initialize = shape, initialize
+        given: Any = shape
+        sizes = given if isinstance(given, (tuple, list)) else (-1,)
+        if not callable(initialize) or not all(hasattr(n, "__index__") and n >= 0 for n in sizes):
+            raise GraphgenError(
+                f"Parameter({given!r:.60}, initialize={initialize!r:.60}): give a tuple of sizes, "
+                "and a function of a random generator and the sizes, such as nn.module.ones"
+                f"{user_line()}"
+            )
+        self.shape, self.initialize = tuple(shape), initialize
         self.array: Any = None
 
     @on_screen
@@ -249,7 +257,13 @@ def initialize(
             parameter.array = weights[path]
         else:
             rng = np.random.default_rng([seed, crc32(path.encode())])
-            parameter.array = parameter.initialize(rng, parameter.shape)
+            made = _to_array(path, parameter.initialize(rng, parameter.shape))
+            if tuple(made.shape) != parameter.shape:
+                raise GraphgenError(
+                    f"initialize: {path} is {parameter.shape}, and its initializer made "
+                    f"{made.shape}: give a function that makes that shape{user_line()}"
+                )
+            parameter.array = made
     return found
 
 

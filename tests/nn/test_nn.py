@@ -280,3 +280,26 @@ def test_a_module_without_a_call_is_refused_at_its_line():
 def test_the_room_shows_its_public_names():
     assert dir(nn) == nn.__all__ and "blocks" not in dir(nn)
     assert all(hasattr(nn, name) for name in nn.__all__)
+
+
+@pytest.mark.parametrize(
+    ("shape", "initialize", "message"),
+    [
+        ((3,), 1.0, r"Parameter\(\(3,\), initialize=1.0\): give a tuple of sizes, and a function"),
+        (3, ones, r"Parameter\(3, "),
+        (("n",), ones, r"Parameter\(\('n',\), "),
+        ((-1,), ones, r"Parameter\(\(-1,\), "),
+        ((3,), lambda *_: np.ones(2, np.float32), r"p is \(3,\), and its initializer made \(2,\)"),
+        ((3,), lambda *_: None, r"p is \(3,\), and its initializer made \(\)"),
+    ],
+)
+def test_a_parameter_is_what_its_initializer_makes_of_its_sizes(shape, initialize, message):
+    class Gain(nn.Module):
+        def __init__(self):
+            self.p = nn.Parameter(shape, initialize=initialize)
+
+        def __call__(self, x):
+            return x * self.p
+
+    with pytest.raises(GraphgenError, match=message):
+        nn.initialize(Gain())

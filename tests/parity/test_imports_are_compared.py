@@ -1,6 +1,8 @@
 """What torch's exporter writes wrongly is refused when it is imported: `make parity`."""
 
 import warnings
+from collections import namedtuple
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -127,6 +129,55 @@ def test_outputs_have_names_of_their_own(names: list[str] | None) -> None:
     for wrong in (["a", "b", "c", "d"], ["a", "a"], ["a", "b", "x"]):
         with pytest.raises(GraphgenError, match="output_names"):
             gg.from_torch(Twice(), X, output_names=wrong)
+
+
+Pair = namedtuple("Pair", ["sums", "mul"])
+
+
+@dataclass
+class Named:
+    """A result with a name, and what may be missing."""
+
+    logits: Any
+    more: Any = None
+
+
+torch.export.register_dataclass(Named)
+
+
+@pytest.mark.parametrize(
+    ("function", "names"),
+    [
+        (lambda x: {"z": x, "a": x + 1}, ["z", "a"]),
+        (lambda x: {"z": x, "no": None, "d": {"p": x + 1, 0: [x + 2]}}, ["z", "d.p", "d.0.0"]),
+        (lambda x: Pair(x, x + 1), ["sums", "mul"]),
+        (lambda x: (x, None, {"b": x + 1}), ["linear", "2.b"]),
+        (lambda x: Named(x), ["logits"]),
+        (lambda x: Named({"a": x}, [x + 1]), ["logits.a", "more.0"]),
+        (lambda x: {"product.weight": x, "x": x + 1, "sums": x + 2}, ["linear", "add", "sums"]),
+        (lambda x: {"add_1": x, "add": x + 1, "c": x + 2}, ["add_1", "add", "c"]),
+    ],
+)  # fmt: skip
+def test_outputs_are_called_as_the_module_calls_them(function: Any, names: list[str]) -> None:
+    module = Of(function).eval()
+    model = gg.from_torch(module, {"x": X})
+    assert [value.name for value in model.graph.outputs] == names
+    results = gg.Session(model)(x=X.numpy())
+    for i, result in enumerate(results):
+        np.testing.assert_allclose(result, module.product(X).detach() + i, atol=1e-6)
+    first = gg.from_torch(module, {"x": X}, output_names=["mine"])
+    assert [value.name for value in first.graph.outputs] == ["mine", *names[1:]]
+
+
+class Unknown(Named):
+    """A dataclass that torch does not know."""
+
+
+def test_results_that_torch_cannot_export_are_one_error_with_what_to_do() -> None:
+    with pytest.raises(GraphgenError, match=r"Unknown.*: call torch.export.register_dataclass"):
+        gg.from_torch(Of(Unknown).eval(), X)
+    with pytest.raises(GraphgenError, match="returns numbers or texts, leave them out"):
+        gg.from_torch(Of(lambda x: (x, 3)).eval(), X)
 
 
 class Counted(torch.nn.Module):  # type: ignore[misc, name-defined]
