@@ -1,4 +1,6 @@
-"""How a norm of groups of channels is recognized behind a norm of single channels."""
+"""How norms of groups of channels, and over axes of any size, are norms of single channels."""
+
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -6,9 +8,12 @@ import onnx_ir as ir
 from graphgen.graph import constant, produced_by
 from graphgen.infer import same_shape
 from graphgen.match import Rewrite
-from graphgen.ops.layout import numpy_dtype
-from graphgen.ops.norm import group_normalization
-from graphgen.value import Value
+from graphgen.ops.elementwise import add, mul
+from graphgen.ops.layout import numpy_dtype, squeeze, unsqueeze
+from graphgen.ops.norm import group_normalization, instance_normalization
+from graphgen.value import Tensor, Value, adopt
+
+FLOAT = ir.DataType.FLOAT
 
 
 @group_normalization.recognize("Reshape")
@@ -33,3 +38,25 @@ def _(node: ir.Node) -> Rewrite | None:
     epsilon = norm.attributes.get_float("epsilon", 1e-5)
     result = group_normalization(Value(x), ones, zeros, num_groups=count, epsilon=epsilon)
     return Rewrite(result, [x], f"{channels} channels in {count} groups", anchor=norm)
+
+
+def by_instances(
+    x: ir.Value, summed: int, gains: Sequence[ir.Value | float], epsilon: float
+) -> Tensor | None:
+    """A norm of x over its last axes, of any size, · gain + bias; None if there is none.
+
+    LayerNormalization would need a gain of the size of these axes. One axis is left, or two, of
+    which the second is the channels; gains are as they are, those of x's own rank, or numbers.
+    """
+    kept = len(x.shape or ()) - summed
+    count = x.shape[1] if kept == 2 and x.shape is not None else 1
+    floats = [v for v in (x, *gains) if isinstance(v, ir.Value)]
+    if kept not in (1, 2) or not isinstance(count, int) or {v.dtype for v in floats} != {FLOAT}:
+        return None
+    ones, zeros = (f(count, np.float32) for f in (np.ones, np.zeros))
+    rows = adopt(x) if kept == 2 else unsqueeze(adopt(x), [1])
+    y = instance_normalization(rows, ones, zeros, epsilon=epsilon)
+    y = y if kept == 2 else squeeze(y, [1])
+    for value, (apply, neutral) in zip(gains, ((mul, 1.0), (add, 0.0)), strict=False):
+        y = y if value == neutral else apply(y, adopt(value))
+    return y

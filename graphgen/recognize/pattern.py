@@ -14,6 +14,7 @@ from graphgen.infer import incompatible, same_shape
 from graphgen.match import CHANNELS, Rewrite
 from graphgen.op import Op
 from graphgen.ops.layout import expand, numpy_dtype, reshape, transpose
+from graphgen.ops.norm import layer_normalization
 from graphgen.recognize.algebra import (
     ROOT,
     UNKNOWN,
@@ -27,6 +28,7 @@ from graphgen.recognize.algebra import (
 )
 from graphgen.recognize.axes import LAYOUT
 from graphgen.recognize.formula import Expression, axes_of, is_open, sources
+from graphgen.recognize.groups import by_instances
 from graphgen.record import recording
 from graphgen.value import Tensor, Value, adopt
 
@@ -167,9 +169,15 @@ class Pattern:
         attribute = "".join(f" {k}={v:.6g}" for k, v in attributes.items() if k == self.unknown)
         if axes != (-1,):
             attributes["axis"] = axes[0] if order is None else -len(axes)
-        gains = [_gain(found[value], x, axes) for value in self.inputs[1:]]
+        given = [found[value] for value in self.inputs[1:]]
+        gains = [_gain(value, x, axes) for value in given]
         if any(gain is None for gain in gains):
-            return None
+            # Between transposes it would be slower for more than one image.
+            if self.op is not layer_normalization or factor != 1 or order is not None:
+                return None
+            y = by_instances(x, len(axes), given, attributes["epsilon"])
+            reason = f"InstanceNormalization{attribute}"
+            return None if y is None else Rewrite(y, list(expression.leaves), reason)
         rows = adopt(x) if order is None else transpose(adopt(x), perm=order)
         result = self.op(rows, *gains, **attributes)
         result = result if order is None else transpose(result, perm=np.argsort(order).tolist())
