@@ -67,7 +67,7 @@ class FileSizes(ShapeInferenceContext):
         """
         each = (self.joined.get(str(d), frozenset((str(d),))) for d in sizes)
         every = frozenset[str]().union(*each)
-        every = frozenset(d for d in every if _rest_below(d) not in every)
+        every = frozenset(d for d in every if rest_below(d) not in every)
         for whole, part in self.shown.items():
             every = every - (whole - part) if part <= every else every
         return every
@@ -212,11 +212,13 @@ def bounded(size: str) -> tuple[str, str, str] | None:
     return None if min(depths) < 0 else (found[1].lower(), found[2], found[3])
 
 
-def _rest_below(size: str) -> str | None:
-    """What a size is, unless it is more than a number above 1: n, of Min(9, n)."""
-    match bounded(size):
+def rest_below(size: str) -> str | None:
+    """What a size is, unless it is more than a number above 1: n, of Min(9, n); so with factors."""
+    factor, _, part = size.rpartition("*")
+    whole = part if factor.isdecimal() else size
+    match bounded(whole):
         case "min", bound, rest if bound.isdecimal() and int(bound) > 1:
-            return rest
+            return rest if whole is size else f"{factor}*{rest}" if rest.isidentifier() else None
     return None
 
 

@@ -28,10 +28,10 @@ from graphgen.ops.attention import expect_heads, expect_one_batch
 from graphgen.ops.linalg import labels_of
 from graphgen.ops.quantized import expect_scales
 from graphgen.ops.spatial_shapes import give_up
-from graphgen.rounded import FileSizes, bounded, smallest
+from graphgen.rounded import FileSizes, bounded, rest_below, smallest
 from graphgen.traits import Trait
 
-_NEVER_ONE = re.compile(r"([2-9]|\d\d+)(\*\w+)?")
+_NEVER_ONE = re.compile(r"([2-9]|\d\d+)(\*(\w+|Min\(\d+, \w+\)))?")
 _RANKED = (
     "ConstantOfShape Tile ReduceSum ReduceMean ReduceMax ReduceMin ReduceProd ReduceSumSquare "
     "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp".split()
@@ -109,15 +109,13 @@ def broadcast_partner(dims: Sequence[Dim]) -> Dim | None:
     Min(n, s) equals s in this sense: if they differ, it is not 1, so nothing broadcasts. Slicing a
     table of n positions gives such a size; its last s are all n where s is 0. Nor is 4*b ever 1.
     """
-    if all(map(is_above_one, dims)):
-        return dims[0]
     for dim in dims:
         n, size = r"(\d{2,}|[2-9])", re.escape(str(dim))
-        last = rf"-{n}\*Min\(1, {size}\) \+ Min\(\1, {size}\) \+ \1"
-        cut = re.compile(rf"{last}|Min\({n}, {size}\)")
-        if all(same_dim(other, dim) or cut.fullmatch(str(other)) for other in dims):
+        last = re.compile(rf"-{n}\*Min\(1, {size}\) \+ Min\(\1, {size}\) \+ \1")
+        others = [str(other) for other in dims if not same_dim(other, dim)]
+        if all(rest_below(other) == str(dim) or last.fullmatch(other) for other in others):
             return dim
-    return None
+    return dims[0] if all(map(is_above_one, dims)) else None
 
 
 def _check_concat(node: ir.Node) -> None:

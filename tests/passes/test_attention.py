@@ -597,6 +597,26 @@ def test_an_einsum_of_weights_with_a_bias_that_is_cut_to_the_keys_is_a_product(c
         assert relative_rms(wanted, given) < ROUNDING
 
 
+def test_places_of_rows_are_cut_to_those_of_an_image_and_merged_with_its_columns() -> None:
+    """As in BoTNet: 3 · Min(9, h) places are all 3 · h, or the sum with the scores fails."""
+    table = np.random.default_rng(1).standard_normal((1, H, 9, 3, D)).astype(np.float32)
+
+    def body(x: Any) -> Any:
+        q = ops.reshape(x, [0, -1, H * D])
+        rows = ops.slice_(table, [0], ops.slice_(TABLE["", "Shape"](x), [1], [2]), [2])
+        places = ops.reshape(rows, [1, H, -1, D]) @ ops.swap_last(heads(q))
+        return merge(ops.softmax(plain_scores(q, q) + places) @ heads(q))
+
+    model = as_in_a_file(body, primitives=True, x=gg.float32["b", "h", 3, H * D])
+    best = optimize(model, verify=True)
+    assert count_operators(best.model)["Attention"] == 1
+    rng = np.random.default_rng(0)
+    for h in (9, 4, 1):
+        feeds = {"x": rng.standard_normal((2, h, 3, H * D)).astype(np.float32)}
+        (wanted,), (given,) = run_plain(model, feeds), run_plain(best.model, feeds)
+        assert relative_rms(wanted, given) < ROUNDING
+
+
 @pytest.mark.parametrize("other", [False, True])
 def test_a_bias_padded_to_the_number_of_keys_has_their_size(other: bool) -> None:
     """As in Funnel, which hides the first token: ones of n - 1 rows, and a row of zeros."""
