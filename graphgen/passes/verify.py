@@ -26,6 +26,7 @@ from graphgen.record import Tape
 from graphgen.rounded import SHOWN
 from graphgen.runtime import Session
 from graphgen.subgraphs import nodes_of, read_by, subgraphs_of
+from graphgen.traits import Trait, has
 
 BOUNDS = {"float64": 1e-7, "float32": 5e-6, "float16": 5e-3, "bfloat16": 4e-2}
 """Largest relative RMS difference between after and before, by dtype.
@@ -239,7 +240,8 @@ def _free(
 
     Integers are sizes or indices, numbers may be made of them, and a dimension without a name
     depends on others: such values are computed from their operands, and so are values that the
-    region, or other leaves, compute. Runs in `memory` tell sizes, and what such integers hold.
+    region, or other leaves, compute, and masks of positions, which a rewrite may have read as
+    causal. Runs in `memory` tell sizes, and what such integers hold.
     It stops with more than `most` nodes.
     """
     inputs: dict[ir.Value, None] = {}
@@ -254,7 +256,7 @@ def _free(
             free = memory.knows(value)
         else:
             named = value.shape is not None and all(map(is_named, value.shape))
-            free = named and not _of_sizes(value)
+            free = named and not _of_sizes(value) and not _of_positions(value)
         known = all(v in ends or v.producer() in region for v in read)
         derived = node in region or (node is not None and known)
         if node is None or subgraphs_of(node) or (free and not derived):
@@ -275,6 +277,17 @@ def _of_sizes(value: ir.Value) -> bool:
                 return False
             pending += _outside([node])
     return True
+
+
+def _of_positions(value: ir.Value) -> bool:
+    """Whether it is truth values that a few nodes make of sizes alone."""
+    pending = [value] if value.dtype is ir.DataType.BOOL else []
+    for x in pending:
+        node = x.producer()
+        if (node is None and x.const_value is None) or len(pending) > _MOST_OF_SIZES:
+            return False
+        pending += [] if node is None or has(node, Trait.SHAPE) else _outside([node])
+    return bool(pending)
 
 
 def _part(

@@ -124,6 +124,19 @@ def test_verify_tells_no_rounding_of_large_scores_from_an_error(batch: int, toke
     assert count_operators(best.model)["Attention"] == 1, best.report
 
 
+def test_verify_computes_a_causal_mask_that_also_hides_the_rest() -> None:
+    """One mask, read as causal and as any: with any other content both would differ."""
+
+    def body(q: Any, k: Any, v: Any) -> Any:
+        at = ops.arange(ops.dim(q, 1))
+        keep = ops.greater_or_equal(ops.unsqueeze(at, [1]), ops.unsqueeze(at, [0]))
+        scores = ops.where(keep, ops.where(keep, LOWEST, plain_scores(q, k)), LOWEST)
+        return merge(ops.softmax(scores) @ heads(v))
+
+    best = optimize(build(body, primitives=True, q=Q, k=Q, v=Q), verify=True)
+    assert count_operators(best.model)["Attention"] == 1, best.report
+
+
 def compare(model: ir.Model, fused: ir.Model, **extra: Any) -> None:
     rng = np.random.default_rng(0)
     for t, s in ((5, 5), (1, 9), (7, 3)):
