@@ -21,9 +21,9 @@ from graphgen.value import Tensor, Value
 def contraction(node: ir.Node) -> Rewrite | Miss | None:
     """A contraction of two operands is a matrix product between layouts.
 
-    Sizes of one label have to be known to be equal: an einsum repeats a size of 1, a product does
-    so in the batch alone. That an empty part of a sum may make it empty does not count. What
-    weights multiply is repeated where a mask may have lengthened them.
+    Sizes of one label that are summed have to be known to be equal: an einsum repeats a size of 1,
+    a product does so in the batch alone. That an empty part of a sum may make it empty does not
+    count. What weights multiply is repeated where a mask may have lengthened them.
     """
     equation = node.attributes["equation"].as_string()
     shapes = [x.shape for x in node.inputs if x is not None]
@@ -52,6 +52,7 @@ def contraction(node: ir.Node) -> Rewrite | Miss | None:
             if not (
                 same_size(known.size, size)
                 or is_always(known.size, size)
+                or (c in batch and not isinstance(known.size, int) and not isinstance(size, int))
                 or (place and _has_size(first, place, size))
             ):
                 longer = _longer(first, place, size) if c in (*summed, *batch) else None

@@ -14,6 +14,7 @@ from graphgen.errors import GraphgenError
 from graphgen.export.write import to_bytes
 from graphgen.graph import count_operators
 from graphgen.op import TABLE
+from graphgen.ops.linalg import einsum
 from graphgen.passes import optimize
 from graphgen.runtime import Session
 
@@ -126,9 +127,17 @@ def merged_in_two_ways(x: Any, y: Any) -> Any:
     return ops.softmax(q @ ops.swap_last(k)) @ (k + 1.0)
 
 
+def by_einsum(x: Any, y: Any) -> Any:
+    """As LoFTR writes it, with a softmax over axis 2."""
+    q, k = ops.reshape(x, [0, 0, H, D]), ops.reshape(y, [0, 0, H, D])
+    weights = ops.softmax(einsum(q, k, equation="nlhd,nshd->nlsh") * 0.35, axis=2)
+    return einsum(weights, k + 1.0, equation="nlsh,nshd->nlhd")
+
+
 @pytest.mark.parametrize(
     ("body", "given"),
     [
+        (by_einsum, [((3, 5), (3, 7)), ((3, 5), (1, 7)), ((1, 5), (3, 7)), ((1, 1), (1, 1))]),
         (traced_length, [((5, 3), (7, 3)), ((5, 3), (7, 1)), ((5, 1), (7, 3)), ((1, 1), (14, 1))]),
         (merged_in_two_ways, [((5, 3), (12, 6)), ((5, 3), (1, 6)), ((1, 1), (4, 1))]),
     ],
