@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen.graph import constant, is_float, present_inputs, produced_by, scalar
-from graphgen.infer import is_named, is_rounded, same_dim, same_shape
+from graphgen.infer import describe, is_named, is_rounded, same_dim, same_shape
 from graphgen.match import Miss, Rewrite
 from graphgen.op import canonical, find_op, is_a, read_attributes
 from graphgen.ops.dropout import dropout_in_inference
@@ -40,6 +40,7 @@ from graphgen.ops.layout import (
     _split,
     cast,
     concat,
+    constant_of_shape,
     dim,
     expand,
     flatten,
@@ -134,6 +135,19 @@ def nothing(node: ir.Node) -> Rewrite | None:
     if node.op_type in ("Reshape", "Expand") and not same_shape(x.shape, y.shape):
         return None
     return Rewrite(x, [x], f"{node.op_type} changes nothing", may_share=True)
+
+
+@canonical(constant_of_shape)
+def short_constant(node: ir.Node) -> Rewrite | None:
+    """A few numbers are written: the library that folds constants leaves how they are made."""
+    [sizes], fill = present_inputs(node), node.attributes.get("value")
+    known, tape = constant(sizes), current_tape()
+    if tape is None or known is None or known.min(initial=0) < 0 or np.prod(known) > 16:
+        return None
+    number = np.zeros(1, np.float32) if fill is None else fill.as_tensor().numpy()
+    filled = np.full(known.tolist(), number.item(), number.dtype)
+    written = identity(Value(tape.constant(filled)))
+    return Rewrite(written, [sizes], f"{describe(node.outputs[0])} is constant")
 
 
 @canonical(concat)

@@ -1,5 +1,6 @@
 """What masks mean, however they were computed: truth values as lines over rows and columns."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -103,9 +104,12 @@ def _moved(line: Line, view: View) -> Line | None:
 
 
 def repeated_scalar(value: ir.Value | None) -> float | None:
-    """The number that a constant or a repeated constant consists of, or None."""
+    """The number that a constant, a repeated one, or a product of such consists of, or None."""
     while (node := produced_by(value, "Expand", "Reshape", "Unsqueeze", "Cast")) is not None:
         value = node.inputs[0]
+    if (product := produced_by(value, "Mul")) is not None:
+        factors = [repeated_scalar(x) for x in product.inputs]
+        return None if None in factors else math.prod(x for x in factors if x is not None)
     filled = produced_by(value, "ConstantOfShape")
     if filled is not None:
         fill = filled.attributes.get("value")

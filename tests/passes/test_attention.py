@@ -818,6 +818,24 @@ def test_a_maximum_with_the_lowest_number_beside_a_mask(limit: Any) -> None:
     compare(model, best.model, mask=np.arange(10).reshape(2, 1, 1, 5) % 3 > 0)
 
 
+def test_numbers_that_are_made_of_ones_are_constants() -> None:
+    """As TorchScript writes torch.full([], s) and ones_like(scores) * (1 - 2**32)."""
+
+    def body(q: Any, k: Any, v: Any, mask: Any) -> Any:
+        scores = heads(q) @ ops.swap_last(heads(k))
+        scores = scores / (ops.constant_of_shape(np.zeros(0, np.int64)) + np.float32(2.8))
+        ones = ops.constant_of_shape(TABLE["", "Shape"](scores), value=ir.tensor([-1.0]))
+        return merge(ops.softmax(ops.where(mask, scores, ones * (2.0**32 - 1))) @ heads(v))
+
+    spec = gg.float32["b", "t", H * D]
+    model = as_in_a_file(
+        body, primitives=True, q=spec, k=spec, v=spec, mask=gg.bool_["b", 1, 1, "t"]
+    )
+    best = optimize(model, verify=True)
+    assert count_operators(best.model)["Attention"] == 1
+    compare(model, best.model, mask=np.arange(10).reshape(2, 1, 1, 5) % 3 > 0)
+
+
 @pytest.mark.parametrize("limits", [(-5.0,), (LOWEST, 5.0), (None, LOWEST)])
 def test_scores_with_another_limit_are_no_attention(limits: Any) -> None:
     model = build(
