@@ -100,6 +100,13 @@ class FileSizes(ShapeInferenceContext):
         shown = isinstance(one, int) or one is not a or other is not b
         return shown and str(one) == str(other)
 
+    def fix(self, size: int | ir.SymbolicDim, other: int | ir.SymbolicDim) -> None:
+        """Note that a size is another one in every run: so is n where 4·n is 4·m."""
+        self.fixed[str(size)] = other
+        (factor, name), (same, rest) = map(_factors, (str(size), str(other)))
+        if factor == same > 1 and str(self.fixed.get(rest, rest)) != name:
+            self.fixed[name] = self.fixed.get(rest, ir.SymbolicDim(rest))
+
     def is_at_least(self, size: int | ir.SymbolicDim, least: int, *, later: bool = False) -> bool:
         """Whether a size is known to be at least this in every run.
 
@@ -223,7 +230,7 @@ def rest_below(size: str) -> str | None:
 
 
 def without_doubt(shape: ir.Shape | None, context: ShapeInferenceContext) -> ir.Shape | None:
-    """The shape with n for Max(0, n) where n is never below 0, and so for Max(1, n)."""
+    """The shape with n for Max(0, n) where n is never below 0, for Max(1, n), and Max(m, n)."""
     if shape is None or not isinstance(context, FileSizes):
         return shape
     dims = list(shape)
@@ -232,6 +239,8 @@ def without_doubt(shape: ir.Shape | None, context: ShapeInferenceContext) -> ir.
             case "max", "0" | "1" as least, rest:
                 n = ir.SymbolicDim(rest)
                 dims[i] = n if context.is_at_least(n, int(least)) else d
+            case _, one, other if context.are_equal(*map(ir.SymbolicDim, (one, other))):
+                dims[i] = ir.SymbolicDim(one)
     return ir.Shape(dims)
 
 

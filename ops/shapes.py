@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnx_shape_inference import ShapeInferenceContext
 
 from graphgen.forms import TEXTS, readable
-from graphgen.graph import AXES, constant
+from graphgen.graph import AXES, constant, produced_by, scalar
 from graphgen.infer import (
     CHECKS,
     DeclaredSizes,
@@ -28,6 +28,7 @@ from graphgen.ops.attention import expect_heads, expect_one_batch
 from graphgen.ops.linalg import labels_of
 from graphgen.ops.quantized import expect_scales
 from graphgen.ops.spatial_shapes import give_up
+from graphgen.repeats import ELEMENT
 from graphgen.rounded import FileSizes, bounded, rest_below, smallest
 from graphgen.traits import Trait
 
@@ -336,7 +337,9 @@ def _expect_elements(
             common = broadcast_partner(sizes) if len(sizes) > 1 else None
             if common is not None and all(map(is_named, sizes)):
                 common = next((d for d in sizes if isinstance(d, int)), common)
-                context.fixed.update({str(d): common for d in sizes if not same_dim(d, common)})
+                for d in sizes:
+                    if not same_dim(d, common):
+                        context.fix(d, common)
             for d in sizes:
                 size, own = context.kept.get(str(d), (None, 1))
                 if size is not None and size in sizes and is_above_one(own):
@@ -354,6 +357,20 @@ def _extracted(node: ir.Node, context: ShapeInferenceContext) -> None:
     if x is not None and x.shape is not None:
         count = context.new_symbolic_dim() if y is None or y.shape is None else math.prod(y.shape)
         node.outputs[0].shape = ir.Shape([*(x.shape[:-1] or [1]), count])
+
+
+@mends("Range")
+def _count(node: ir.Node, context: ShapeInferenceContext) -> None:
+    """0, 1, ... below a size that is cast to floats, as TensorFlow counts, which end at 2**24."""
+    start, limit, delta = node.inputs
+    cast = None if limit is None else produced_by(limit, "Cast")
+    given = None if cast is None or cast.inputs[0] is None else cast.inputs[0]
+    sizes = None if given is None else context.get_symbolic_value(given)
+    if scalar(start) != 0 or scalar(delta) != 1 or not sizes or limit is None or not limit.dtype:
+        return
+    whole = {ir.DataType.FLOAT: 2**24, ir.DataType.DOUBLE: 2**53}.get(limit.dtype)
+    if whole is not None and str(sizes[0]).isidentifier() and ELEMENT not in str(sizes[0]):
+        node.outputs[0].shape = ir.Shape([ir.SymbolicDim(f"Min({whole}, {sizes[0]})")])
 
 
 @mends("Shape")

@@ -49,6 +49,27 @@ def over_keys(x: Any, m: Any) -> Any:
     return attended(x, ops.unsqueeze(m, [1, 2]))
 
 
+def over_another(x: Any, y: Any) -> Any:
+    """Cross attention, whose scores and result have the larger of both batches."""
+    q, k, v = heads(x), heads(y * 0.5), heads(y + 1.0)
+    larger = ops.maximum(shape(q)[:2], shape(k)[:2])
+    scores = flat(q) @ ops.swap_last(flat(k))
+    weights = ops.softmax(
+        reshape(scores, ops.concat(larger, shape(q)[2:3], shape(k)[2:3], axis=0)) * 0.25
+    )
+    larger = ops.maximum(shape(weights)[:2], shape(v)[:2])
+    y = flat(weights) @ flat(v)
+    return reshape(y, ops.concat(larger, shape(weights)[2:3], np.array([D]), axis=0))
+
+
+def counted_in_floats(x: Any) -> Any:
+    """A causal mask of numbers that count the tokens, as TensorFlow calculates them."""
+    length = ops.cast(ops.cast(shape(x)[1], to=gg.int32), to=gg.float32)
+    steps = ops.range_(0.0, length, 1.0)
+    causal = TABLE["", "GreaterOrEqual"](ops.unsqueeze(steps, [1]), steps)
+    return attended(x, ops.expand(causal, shape(heads(x))[[0, 1, 2, 2]]))
+
+
 def batches_apart(x: Any, m: Any) -> Any:
     return attended(x, ops.unsqueeze(m, [1, 2]), merged=False)
 
@@ -94,6 +115,41 @@ def test_masks_have_sizes_of_their_own(body: Any, fits: int) -> None:
         assert wanted.shape == got.shape and relative_rms(wanted, got) < ROUNDING
         ran += 1
     assert ran == fits
+
+
+def test_the_larger_of_two_batches_is_either_where_a_product_shows_that_they_are_one() -> None:
+    """Elsewhere the graph did not run, nor does it then."""
+    specs = {n: gg.float32[f"unk__{i}", f"unk__{i + 1}", H * D] for i, n in ((0, "x"), (2, "y"))}
+    model = as_in_a_file(over_another, primitives=True, **specs)
+    best = optimize(model, verify=True)
+    operators = count_operators(best.model)
+    assert operators["Attention"] == 1 and "Softmax" not in operators, operators
+    rng = np.random.default_rng(0)
+    before, after = (Session(to_bytes(m), optimize=False) for m in (model, best.model))
+    for b, t, c, s in itertools.product((1, 2, 3), (1, 5), (1, 2, 3), (1, 4)):
+        sizes = {"x": (b, t, H * D), "y": (c, s, H * D)}
+        feeds = {n: rng.standard_normal(each).astype(np.float32) for n, each in sizes.items()}
+        if b != c:
+            for session in (before, after):
+                with pytest.raises(GraphgenError):
+                    session(feeds)
+            continue
+        [wanted], [got] = before(feeds), after(feeds)
+        assert wanted.shape == got.shape and relative_rms(wanted, got) < ROUNDING
+
+
+def test_what_counts_a_size_in_floats_has_that_size() -> None:
+    model = as_in_a_file(
+        counted_in_floats, primitives=True, x=gg.float32["unk__0", "unk__1", H * D]
+    )
+    best = optimize(model, verify=True)
+    operators = count_operators(best.model)
+    assert operators["Attention"] == 1 and "Softmax" not in operators, operators
+    before, after = (Session(to_bytes(m), optimize=False) for m in (model, best.model))
+    for sizes in ((1, 1), (2, 1), (1, 7), (3, 4)):
+        x = np.random.default_rng(1).standard_normal((*sizes, H * D)).astype(np.float32)
+        [wanted], [got] = before({"x": x}), after({"x": x})
+        assert wanted.shape == got.shape and relative_rms(wanted, got) < ROUNDING
 
 
 def test_sizes_that_are_broadcast_have_one_name_in_whatever_steps() -> None:
