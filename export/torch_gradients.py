@@ -11,13 +11,19 @@ _APART = 1e-3  # of the norm of a gradient: the program has torch's own operator
 
 
 def expect_plain(module: Any) -> None:
-    """Raise GraphgenError for a module whose training does more than its graph says."""
+    """Raise GraphgenError for a module whose graph would say less than it does."""
     who = f"from_torch: {type(module).__name__}"
     for name, part in module.named_modules():
         if getattr(part, "max_norm", None) is not None:
             raise GraphgenError(
                 f"{who}: {name or 'it'} has max_norm={part.max_norm}, and so changes its rows when "
                 f"they are read: make it without{user_line()}"
+            )
+        if projected := getattr(part, "proj_size", 0):
+            raise GraphgenError(
+                f"{who}: {name or 'it'} has proj_size={projected}, and torch's exporter writes an "
+                f"LSTM without its projection: make it without, or as a loop of LSTMCells"
+                f"{user_line()}"
             )
     for name, parameter in module.named_parameters():
         if parameter.requires_grad and parameter._backward_hooks:

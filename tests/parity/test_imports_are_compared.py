@@ -180,6 +180,12 @@ def test_results_that_torch_cannot_export_are_one_error_with_what_to_do() -> Non
         gg.from_torch(Of(lambda x: (x, 3)).eval(), X)
 
 
+def test_an_lstm_whose_projection_the_exporter_drops_is_refused() -> None:
+    module = nn.Sequential(nn.LSTM(5, 6, proj_size=3, num_layers=2))
+    with pytest.raises(GraphgenError, match="0 has proj_size=3, and torch's exporter writes an LS"):
+        gg.from_torch(module, torch.zeros(2, 3, 5))
+
+
 class Counted(torch.nn.Module):  # type: ignore[misc, name-defined]
     """A mean that training moves, and that only evaluation reads."""
 
