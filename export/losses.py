@@ -79,8 +79,8 @@ def attach_loss(
         return described | _labels_of(graph)
     if isinstance(first, Loss) and len(terms) == 1:
         if first.name == "cross_entropy" and first.labels == LABELS and first.weight is None:
-            [found] = _labels_of(graph)["labels"].values()
-            return described | {"classes": found[0]}
+            [(classes, *_)] = _labels_of(graph)["labels"].values()
+            return described | ({"classes": classes} if classes is not None else _labels_of(graph))
         if first.labels == LABELS and first.name != "cross_entropy":
             return described
     return described | _labels_of(graph, terms)

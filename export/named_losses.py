@@ -172,10 +172,17 @@ def by_name(graph: ir.Graph, loss: Loss, outputs: dict[str, ir.Value], tape: Tap
 def _cross_entropy(loss: Loss, result: ir.Value, tape: Tape) -> Tensor:
     axis = _axis(loss, result)
     classes = result.shape[axis] if result.shape else None
-    if result.shape is None or not isinstance(classes, int):
+    places = loss.output is not None and classes is not None  # such as tokens of a text
+    if result.shape is None or not (places or isinstance(classes, int)):
         raise GraphgenError(
             f"artifacts: output {result.name} is {describe(result)}; cross_entropy needs logits "
-            "with a known number of classes as the last dimension, or as that of axis=..."
+            "with a known number of classes as the last dimension, or as that of axis=...; if its "
+            f"classes are places, name it: cross_entropy:output={result.name}"
+        )
+    if classes == 1:
+        raise GraphgenError(
+            f"artifacts: output {result.name} is {describe(result)}; cross_entropy of one class is "
+            "0: give loss='mse' for a number, 'binary_cross_entropy' for yes or no"
         )
     if loss.weight is not None:
         _expect_classes(loss, result, classes)
@@ -185,7 +192,7 @@ def _cross_entropy(loss: Loss, result: ir.Value, tape: Tape) -> Tensor:
         logits = ops.transpose(logits, perm=[*(i for i in range(len(dims) + 1) if i != axis), axis])
     labels = ops.reshape(_labels(loss, tape, ir.DataType.INT64, dims), [-1])
     # As rows, so that the head's gradient is made of matrix products.
-    rows = ops.reshape(logits, [-1, classes])
+    rows = ops.reshape(logits, [-1, ops.dim(logits, -1)])
     options: dict[str, Any] = {"label_smoothing": loss.label_smoothing, "z_loss": loss.z_loss}
     if loss.weight is None:
         return ops.cross_entropy(rows, labels, ignore_index=IGNORED, **options)

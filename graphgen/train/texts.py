@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from graphgen.errors import GraphgenError, warn
-from graphgen.export.columns import Chunk, Rows, fitting
+from graphgen.export.columns import Chunk, Rows, fitting, read_number
 from graphgen.export.named_losses import IGNORED, LABELS
 from graphgen.export.tables import Objects, Table
 from graphgen.files import present
@@ -77,7 +77,8 @@ class Report:
 
     def add(self, sample: Sample | None) -> bool:
         """Count a row; whether it stays."""
-        counted = 0 if sample is None else int(np.sum(sample.labels != IGNORED))
+        labels = np.zeros(0) if sample is None else sample.labels
+        counted = labels.size - int(np.sum((labels == IGNORED) & (labels.dtype.kind in "iu")))
         if sample is not None and sample.cut:
             self.cut_rows, self.cut_tokens = self.cut_rows + 1, self.cut_tokens + sample.cut
         if sample is None or not counted or not len(sample.ids):
@@ -108,9 +109,13 @@ class Texts:
         apart: bool = False,
     ) -> None:
         self.inputs, self.classes, self.pack = inputs, classes, pack
-        self.each = len(inputs[LABELS].dims or ()) > 1 if LABELS in inputs else False
-        """Whether each token has a label."""
         self.ids = next((name for name in SOURCE if name in inputs), None)
+        dims = inputs[LABELS].dims or () if LABELS in inputs else ()
+        several = dims[1:2] if self.ids and dims[1:2] != (self._fixed(self.ids),) else ()
+        self.size = next((size for size in several if isinstance(size, int)), None)
+        """How many numbers label a text, None if one does, or one each token."""
+        self.each = len(dims) > 1 and self.size is None
+        """Whether each token has a label."""
         self.target = next((name for name in TARGET if name in inputs), None)
         known = {*SOURCE, *TARGET, *_MASKS, "token_type_ids", "position_ids", LABELS}
         others = [name for name in inputs if name not in known]
@@ -315,6 +320,8 @@ class Texts:
     def _labels(self, name: str) -> Iterator[Array]:
         """The labels in a column: numbers, or names of classes."""
         table, dtype = self._table, self.inputs[LABELS].dtype
+        if self.size is not None:
+            return self._several(name, self.size)
         given, known = [row[name] for row in table.rows([name])], self.names or self._configured()
         classes = table.classes(name) or []
         if known.keys() >= {*classes}:  # which may have other numbers
@@ -347,6 +354,18 @@ class Texts:
                     f"{', '.join(self.names)}"
                 )
         return (np.asarray(self.names[label], dtype) for label in given)
+
+    def _several(self, name: str, size: int) -> Iterator[Array]:
+        """The labels in a column with as many numbers in each row; a list may be JSON as a text."""
+        for number, row in enumerate(self._table.rows([name])):
+            try:
+                label = nested(row[name]) if isinstance(row[name], str) else row[name]
+                array = np.atleast_1d(read_number(name, label, self.inputs[LABELS].dtype))
+                if array.shape != (size,):
+                    raise ValueError(f"{name!r} is {label!r:.40}; give {size} numbers")
+            except ValueError as error:
+                raise GraphgenError(f"{self._table.where(number)}: {error}") from error
+            yield array
 
     def _configured(self) -> dict[str, int]:
         """The numbers of classes that config.json names; {} if these are no names."""

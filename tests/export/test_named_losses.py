@@ -69,6 +69,36 @@ def test_cross_entropy_along_an_axis_with_weights(tmp_path, pixels, weight, smoo
         assert slope[i, 0, 0] == pytest.approx((up - down) / (2 * h), rel=1e-5, abs=1e-6)
 
 
+def test_classes_may_be_places_of_an_output_that_is_named(tmp_path, pixels):
+    """As the tokens where an answer starts: each batch has as many classes as places."""
+    places = RNG.integers(0, 2, (2, 3, 4))
+    places[0, 1, 2] = -100
+    loss = "cross_entropy:axis=2,output=output"
+    got, slope = trained(tmp_path / "art", pixels, loss, x=IMAGE, labels=places)
+
+    def entropy(gain):
+        logits = IMAGE.astype("d") * gain
+        logp = logits - np.log(np.exp(logits).sum(2, keepdims=True))
+        kept = places != -100
+        chosen = np.take_along_axis(logp, np.where(kept, places, 0)[:, :, None], 2)[:, :, 0]
+        return -chosen[kept].sum() / kept.sum()
+
+    assert got == pytest.approx(entropy(1.5), rel=1e-6)
+    up, down = (entropy(1.5 + h) for h in (1e-6, -1e-6))
+    assert slope.sum() == pytest.approx((up - down) / 2e-6, rel=1e-5)
+    one = trainer(tmp_path / "art")
+    with pytest.raises(GraphgenError, match="they must be 0 to the number of classes - 1"):
+        one.evaluate([{"x": IMAGE, "labels": np.full_like(places, -1)}])
+    with pytest.raises(GraphgenError, match="batch 0"):
+        one.evaluate([{"x": IMAGE, "labels": np.full_like(places, 2)}])
+
+
+def test_one_class_is_refused(tmp_path):
+    model = gg.build(nn.Linear(3, 1), x=gg.float32["n", 3])
+    with pytest.raises(GraphgenError, match="cross_entropy of one class is 0: give loss='mse'"):
+        gg.artifacts(model, tmp_path / "art")
+
+
 def test_weights_of_classes_make_the_mean_over_batches(tmp_path, pixels):
     gg.artifacts(pixels, tmp_path / "art", loss="cross_entropy:axis=1,weight=1/20/0.5")
     one = trainer(tmp_path / "art", accumulate=2)

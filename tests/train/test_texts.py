@@ -419,3 +419,23 @@ def test_the_command_reports_what_was_cut(tmp_path, capsys, monkeypatch):
     again = [*command.split(), "--checkpoint", "run", "--resume", "--allow-changes", "schedule"]
     assert main([*again, "--max-length", "2"]) == 2
     assert "the run in run has data, first batch" in capsys.readouterr().err
+
+
+def test_a_text_may_have_a_number_or_several(samples):
+    rows = [{"text": "w1", "label": -100.0}, {"text": "w1 w2", "label": "[2]"}]
+    several = LABELED | {"labels": TensorType(FLOAT, ("batch", 1))}
+    found, report = samples(*rows, inputs=several, classes=None)
+    assert found["labels"] == [[-100.0], [2.0]] and report.labels == 2
+    alone = LABELED | {"labels": TensorType(FLOAT, ("batch",))}
+    assert samples(rows[0], inputs=alone, classes=None)[0]["labels"] == [-100.0]
+    three = LABELED | {"labels": TensorType(FLOAT, ("batch", 3))}
+    found, report = samples({"text": "w1", "labels": [0, 1, 1]}, inputs=three, classes=None)
+    assert found["labels"] == [[0.0, 1.0, 1.0]] and report.labels == 3
+    for label, message in (
+        ([0, 1], r"line 1: 'label' is \[0, 1\]; give 3 numbers"),
+        ([0, 1, True], "line 1: 'label' has true or false"),
+        (None, "line 1: 'label' is not a list of numbers"),
+        ("good", "line 1: 'label' is not a list of numbers"),
+    ):
+        with pytest.raises(GraphgenError, match=message):
+            samples({"text": "w1", "label": label}, inputs=three, classes=None)
