@@ -167,9 +167,11 @@ def _take(given: Dim, size: int | ir.SymbolicDim, end: int) -> Dim:
     """Remove axes that together have `size` from one end of `given`, or none if none fit."""
     if same_dim(given[end].size, size):
         return [given.pop(end)]
+    if not isinstance(size, int):
+        return _take_product(given, size, end)
     count = 0
     product = 1
-    while isinstance(size, int) and product < size and count < len(given):
+    while product < size and count < len(given):
         axis = given[count if end == 0 else -1 - count]
         if not isinstance(axis.size, int) or axis.size == 0:
             return []
@@ -188,6 +190,20 @@ def _take(given: Dim, size: int | ir.SymbolicDim, end: int) -> Dim:
     cut = given[:count] if end == 0 else given[len(given) - count :]
     given[:] = given[count:] if end == 0 else given[: len(given) - count]
     return cut
+
+
+def _take_product(given: Dim, size: ir.SymbolicDim, end: int) -> Dim:
+    """Remove axes from one end of `given` whose product has a name, as 2·n; or none."""
+    product: int | ir.SymbolicDim = 1
+    for count, axis in enumerate(given if end == 0 else given[::-1], 1):
+        if not isinstance(axis.size, int) and axis.size.value is None:
+            break
+        product = product * axis.size
+        if same_dim(product, size):
+            cut = given[:count] if end == 0 else given[-count:]
+            given[:] = given[count:] if end == 0 else given[:-count]
+            return cut
+    return []
 
 
 def factor_of(node: ir.Node) -> float:

@@ -30,7 +30,7 @@ def heads(x: Any) -> Any:
 def flat(x: Any) -> Any:
     """(B·H, T, D), with T as what is left."""
     sizes, rest = shape(x), np.array([-1])
-    return reshape(x, ops.concat(ops.reduce_prod(sizes[:2], [0]), rest, sizes[3:], axis=0))
+    return reshape(x, ops.concat(ops.reduce_prod(sizes[:2], [0]), rest, sizes[-1:], axis=0))
 
 
 def attended(x: Any, mask: Any, *, merged: bool = True) -> Any:
@@ -213,3 +213,29 @@ def test_batches_that_may_differ_have_the_sizes_of_operands(body: Any, given: An
         }
         [wanted], [got] = before(feeds), after(feeds)
         assert wanted.shape == got.shape and relative_rms(wanted, got) < ROUNDING
+
+
+def test_grouped_queries_of_five_dimensions() -> None:
+    """(B, G, R, T, D), as tf2onnx merges them to (B·G, R·T, D): products of sizes with a name."""
+
+    def body(x: Any) -> Any:
+        q = ops.transpose(ops.reshape(x, [0, 0, 2, 2, D]), perm=[0, 2, 3, 1, 4])
+        k = ops.transpose(ops.reshape(x[..., : 2 * D], [0, 0, 2, D]), perm=[0, 2, 1, 3])
+        square = ops.concat(shape(q)[:4], shape(k)[2:3], axis=0)
+        weights = ops.softmax(reshape(flat(q) @ ops.swap_last(flat(k)), square) * 0.35)
+        y = reshape(flat(weights) @ flat(k + 1.0), shape(q))
+        return reshape(
+            ops.transpose(y, perm=[0, 3, 1, 2, 4]),
+            ops.concat(shape(x)[:2], np.array([H * D]), axis=0),
+        )
+
+    model = as_in_a_file(body, primitives=True, x=gg.float32["b", "t", H * D])
+    best = optimize(model, verify=True)
+    operators = count_operators(best.model)
+    assert operators["Attention"] == 1 and "Softmax" not in operators, operators
+    rng = np.random.default_rng(0)
+    before, after = (Session(to_bytes(m), optimize=False) for m in (model, best.model))
+    for b, t in ((2, 5), (1, 1), (3, 2)):
+        feeds = {"x": rng.standard_normal((b, t, H * D)).astype(np.float32)}
+        [wanted], [got] = before(feeds), after(feeds)
+        assert relative_rms(wanted, got) < ROUNDING
