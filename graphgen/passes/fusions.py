@@ -18,7 +18,10 @@ FORMULAS: dict[str, list[Formula]] = {
         (ops.layer_normalization, 3, "epsilon", {}),
         (ops.layer_normalization, 2, "epsilon", {}),
         (ops.rms_normalization, 2, "epsilon", {}),
-        (ops.rms_normalization, 2, None, {"epsilon": 0.0}),  # torch's exporter drops 1e-8
+        # torch's exporter drops 1e-8, onnxscript's optimizer 1e-12.
+        (ops.layer_normalization, 3, None, {"epsilon": 0.0}),
+        (ops.layer_normalization, 2, None, {"epsilon": 0.0}),
+        (ops.rms_normalization, 2, None, {"epsilon": 0.0}),
     ],
     "fuse_activation": [
         (ops.gelu, 1, None, {"approximate": "none"}),

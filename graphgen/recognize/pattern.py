@@ -173,7 +173,8 @@ class Pattern:
         gains = [_gain(value, x, axes) for value in given]
         if any(gain is None for gain in gains):
             # Between transposes it would be slower for more than one image.
-            if self.op is not layer_normalization or factor != 1 or order is not None:
+            other = self.op is not layer_normalization or not attributes["epsilon"]
+            if other or factor != 1 or order is not None:
                 return None
             y = by_instances(x, len(axes), given, attributes["epsilon"])
             reason = f"InstanceNormalization{attribute}"
@@ -185,7 +186,9 @@ class Pattern:
         reason, layout = f"{self.op.name}{attribute}", ""
         if order is not None:
             reason, layout = f"{reason} of channels", CHANNELS
-        return Rewrite(result, list(expression.leaves), reason, layout=layout)
+        undefined = self.op is layer_normalization and not attributes["epsilon"]
+        caveat = "a row of equal numbers would be NaN" if undefined else ""
+        return Rewrite(result, list(expression.leaves), reason, caveat, layout=layout)
 
 
 def _is_one(value: ir.Value, axes: tuple[int, ...]) -> bool:

@@ -148,6 +148,7 @@ FOUND = {
         lambda x: unit(x) * GAIN.reshape(1, 1, 8) + BIAS.reshape(1, 8), LAYER
     ),
     "layer norm, one gain for all": Formula(lambda x: unit(x) * GAIN[:1] + BIAS, LAYER),
+    "layer norm without epsilon": Formula(lambda x: unit(x, 0.0) * GAIN + BIAS, LAYER),
     "layer norm by moments": Formula(moments, LAYER),
     "layer norm, variance clamped": Formula(clamped, LAYER),
     "layer norm, gain in the inverse": Formula(folded, LAYER),

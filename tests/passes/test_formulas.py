@@ -211,6 +211,16 @@ def test_a_norm_of_channels_is_fused_where_that_pays() -> None:
     )
 
 
+def test_a_norm_without_epsilon_says_what_becomes_of_equal_numbers() -> None:
+    """Their mean is rounded, and so their deviation is, unless the kernel finds it to be 0."""
+    model = model_of(Formula(lambda x: unit(x, 0.0), {}, shape=("b", 8)))
+    assert remarks(optimize(model)) == [
+        ("fired", "LayerNormalization; a row of equal numbers would be NaN")
+    ]
+    [(status, reason)] = remarks(optimize(model, strict_masked_rows=True))
+    assert (status, reason) == ("refused", "a row of equal numbers would be NaN")
+
+
 def test_a_gain_along_another_axis_is_not_that_of_the_channels() -> None:
     """Height, width and channels are as many, so that only the axis tells them apart."""
     gain = np.linspace(0.5, 2.0, 64, dtype=np.float32)
