@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from graphgen.graph import constant, present_inputs, produced_by
+from graphgen.graph import constant, is_float, present_inputs, produced_by, scalar
 from graphgen.infer import same_shape
 from graphgen.match import Rewrite
 from graphgen.op import canonical, find_op, is_a, read_attributes
@@ -49,6 +49,21 @@ def choice(node: ir.Node) -> Rewrite | None:
             low = low if is_a(node, add) else -low
             kept = adopt(x) if factor[0] == 1 else adopt(x) * factor[0]
             return Rewrite(where(numbers != 0, kept, low.reshape(())), [x], why)
+    return None
+
+
+@canonical(where)
+def shifted(node: ir.Node) -> Rewrite | None:
+    """where(m, x + low, x) = x + where(m, low, -0), as Keras hides scores: x + -0 is x."""
+    condition, *values = present_inputs(node)
+    for i, (moved, x) in enumerate(itertools.permutations(values)):
+        made = produced_by(moved, add, sub)
+        number = None if made is None or made.inputs[0] is not x else scalar(made.inputs[1])
+        if made is not None and number is not None and is_float(x):
+            number = number if is_a(made, add) else -number
+            pair = [np.asarray(each, numpy_dtype(adopt(x))) for each in (number, -0.0)]
+            chosen = where(Value(condition), *pair[:: 1 - 2 * i])
+            return Rewrite(adopt(x) + chosen, [condition, x], "choice of what is added")
     return None
 
 

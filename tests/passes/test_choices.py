@@ -71,3 +71,28 @@ def test_exclusive_products_are_a_choice(name: str) -> None:
         keep[:, 0], keep[:, 1] = True, False
         [wanted], [got] = (run_plain(m, {"x": x, "keep": keep}) for m in (model, best.model))
         assert relative_rms(wanted, got) < ROUNDING
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda s, keep: ops.where(keep, s, s - np.float32(1e9)),
+        lambda s, keep: ops.where(ops.logical_not(keep), s + np.float32(-1e9), s),
+    ],
+)
+def test_what_is_added_to_hidden_scores_alone_is_a_bias(form: Any) -> None:
+    """Also in a row that is hidden entirely, whose scores it makes -1e9."""
+    model = attended(form)
+    best = optimize(model)
+    assert count_operators(best.model).get("Attention") == 1
+    x = np.random.default_rng(0).standard_normal((2, N, 8)).astype(np.float32)
+    keep = np.eye(N, dtype=bool)
+    keep[1], keep[2] = False, True
+    [wanted], [got] = (run_plain(m, {"x": x, "keep": keep}) for m in (model, best.model))
+    assert np.isclose(wanted[:, 1], x.mean(1)).all()
+    assert relative_rms(wanted, got) < ROUNDING
+
+
+def test_another_choice_between_sums_stays() -> None:
+    model = attended(lambda s, keep: ops.where(keep, s, s * 0.5 - np.float32(1e9)))
+    assert count_operators(optimize(model).model).get("Attention") is None
