@@ -4,7 +4,6 @@ import math
 import re
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import accumulate
 from typing import Any
 
 import onnx_ir as ir
@@ -125,9 +124,12 @@ class FileSizes(ShapeInferenceContext):
 
 
 def _factors(size: str) -> tuple[int, str]:
-    """A size as a number and what it multiplies."""
-    found = re.fullmatch(r"(\d+)\*(\w+)", size)
-    return (int(found[1]), found[2]) if found else (1, size)
+    """A size as a number and the symbol that it multiplies."""
+    expression = None if size.isidentifier() else tree(size)
+    if expression is None:
+        return 1, size
+    factor, part = expression.as_coeff_Mul()
+    return (int(factor), str(part)) if factor.is_Integer and part.is_Symbol else (1, size)
 
 
 @lru_cache(1 << 12)
@@ -135,10 +137,9 @@ def _parts(size: str) -> tuple[int, str]:
     """A size as a number and what it is added to."""
     if size.isidentifier():
         return 0, size
-    try:
-        number, rest = _flat(ir.SymbolicDim(size)._expr).as_coeff_Add()
-    except ValueError:  # no expression
+    if (expression := tree(size)) is None:
         return 0, size
+    number, rest = _flat(expression).as_coeff_Add()
     return (int(number), str(rest)) if number.is_Integer else (0, size)
 
 
@@ -165,9 +166,7 @@ def smallest(size: str) -> float:
     """
     if not re.search(r"floor\(|//", size) or re.search(r"\bNone\b|\b_element_", size):
         return -math.inf
-    try:
-        expression: Any = ir.SymbolicDim(size)._expr
-    except ValueError:  # no expression
+    if (expression := tree(size)) is None:
         return -math.inf
     return max(map(_sum_of_least, (expression, _unrounded(expression))))
 
@@ -205,27 +204,35 @@ def shorter(size: str, other: str) -> str:
     return f"Min({size}, {other})"
 
 
-_BOUNDED = re.compile(r"(Max|Min)\((\w+), (.+)\)")
-
-
-def bounded(size: str) -> tuple[str, str, str] | None:
-    """max or min, the bound and the rest of a size such as Max(1, n); None for any other.
-
-    Max(1, n) + Min(m, k), which begins and ends like one, is another.
-    """
-    if (found := _BOUNDED.fullmatch(size)) is None:
+@lru_cache(1 << 12)
+def tree(size: str) -> Any:
+    """A size as an expression of sympy's, whose symbols are whole numbers; None if it is none."""
+    try:
+        return ir.SymbolicDim(size)._expr
+    except ValueError:
         return None
-    depths = accumulate((c == "(") - (c == ")") for c in found[3])
-    return None if min(depths) < 0 else (found[1].lower(), found[2], found[3])
 
 
+@lru_cache(1 << 12)
+def bounded(size: str) -> tuple[str, str, str] | None:
+    """max or min, the bound and the rest of a size such as Max(1, n); None for any other."""
+    expression = tree(size) if size.startswith(("Max(", "Min(")) else None
+    if expression is None or len(expression.args) != 2:
+        return None
+    kind, (bound, rest) = expression.func.__name__.lower(), map(str, expression.args)
+    return (kind, bound, rest) if kind in ("max", "min") else None
+
+
+@lru_cache(1 << 12)
 def rest_below(size: str) -> str | None:
     """What a size is, unless it is more than a number above 1: n, of Min(9, n); so with factors."""
-    factor, _, part = size.rpartition("*")
-    whole = part if factor.isdecimal() else size
-    match bounded(whole):
-        case "min", bound, rest if bound.isdecimal() and int(bound) > 1:
-            return rest if whole is size else f"{factor}*{rest}" if rest.isidentifier() else None
+    expression = tree(size) if "Min(" in size else None
+    if expression is None:
+        return None
+    factor, part = expression.as_coeff_Mul()
+    match bounded(str(part)):
+        case "min", bound, _ if bound.isdecimal() and int(bound) > 1:
+            return str(factor * part.args[1])
     return None
 
 

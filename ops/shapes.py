@@ -1,7 +1,6 @@
 """Shapes, operator by operator, where the inference libraries accept or miss something wrong."""
 
 import math
-import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import zip_longest
@@ -29,10 +28,9 @@ from graphgen.ops.linalg import labels_of
 from graphgen.ops.quantized import expect_scales
 from graphgen.ops.spatial_shapes import give_up
 from graphgen.repeats import ELEMENT
-from graphgen.rounded import FileSizes, bounded, rest_below, smallest
+from graphgen.rounded import FileSizes, bounded, rest_below, smallest, tree
 from graphgen.traits import Trait
 
-_NEVER_ONE = re.compile(r"([2-9]|\d\d+)(\*(\w+|Min\(\d+, \w+\)))?")
 _RANKED = (
     "ConstantOfShape Tile ReduceSum ReduceMean ReduceMax ReduceMin ReduceProd ReduceSumSquare "
     "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp".split()
@@ -91,7 +89,17 @@ def _decisive(dims: Sequence[Dim]) -> Dim | None:
 
 def is_above_one(size: Dim) -> bool:
     """Whether a size is never 1, and 0 only where it is a multiple."""
-    return bool(_NEVER_ONE.fullmatch(str(size))) or smallest(str(size)) > 1
+    return size > 1 if isinstance(size, int) else _is_above_one(str(size))
+
+
+@lru_cache(TEXTS)
+def _is_above_one(size: str) -> bool:
+    expression = None if size.isidentifier() else tree(size)
+    if expression is None:
+        return False
+    factor, part = expression.as_coeff_Mul()
+    multiple = factor.is_Integer and factor > 1 and part.is_integer and part.is_nonnegative
+    return bool(multiple) or smallest(size) > 1
 
 
 @lru_cache(TEXTS)
@@ -111,12 +119,18 @@ def broadcast_partner(dims: Sequence[Dim]) -> Dim | None:
     table of n positions gives such a size; its last s are all n where s is 0. Nor is 4*b ever 1.
     """
     for dim in dims:
-        n, size = r"(\d{2,}|[2-9])", re.escape(str(dim))
-        last = re.compile(rf"-{n}\*Min\(1, {size}\) \+ Min\(\1, {size}\) \+ \1")
         others = [str(other) for other in dims if not same_dim(other, dim)]
-        if all(rest_below(other) == str(dim) or last.fullmatch(other) for other in others):
+        if all(rest_below(other) == str(dim) or _is_last(other, str(dim)) for other in others):
             return dim
     return dims[0] if all(map(is_above_one, dims)) else None
+
+
+@lru_cache(TEXTS)
+def _is_last(part: str, size: str) -> bool:
+    """Whether a size is that of x[-size:], of a number n of elements above 1."""
+    expression = tree(part) if "Min(" in part else None
+    n = 0 if expression is None else expression.as_coeff_Add()[0]
+    return bool(n > 1) and expression == tree(f"{n} - {n}*Min(1, {size}) + Min({n}, {size})")
 
 
 def _check_concat(node: ir.Node) -> None:

@@ -6,7 +6,6 @@ into parts, a transpose puts lists in order; a dimension of size 1 is the empty 
 
 import itertools
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -17,7 +16,7 @@ from graphgen.graph import produced_by, scalar
 from graphgen.infer import is_named, is_rounded, same_dim
 from graphgen.ops.layout import dim, expand, reshape, swap_of, transpose, unsqueeze
 from graphgen.record import current_tape
-from graphgen.rounded import FileSizes
+from graphgen.rounded import FileSizes, bounded
 from graphgen.traits import TRAITS, Trait
 from graphgen.value import Tensor, Value, graph_value
 
@@ -77,9 +76,10 @@ def is_told(size: int | ir.SymbolicDim) -> bool:
 def is_one_beside(size: int | ir.SymbolicDim, other: int | ir.SymbolicDim) -> bool:
     """Whether Min(1, n) is 1 beside another size in a sum that runs, or 0 as the other is."""
     several = isinstance(other, int) and other > 1
-    return str(size) == f"Min(1, {other})" or (
-        several and re.fullmatch(r"Min\(1, \w+\)", str(size)) is not None
-    )
+    match bounded(str(size)):
+        case "min", "1", rest:
+            return rest == str(other) or (several and rest.isidentifier())
+    return False
 
 
 def is_always(size: int | ir.SymbolicDim, other: int | ir.SymbolicDim) -> bool:

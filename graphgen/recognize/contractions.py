@@ -1,6 +1,5 @@
 """Einsums of two operands as products of matrices: the canonical form of attention by einsum."""
 
-import re
 from collections.abc import Sequence
 
 import onnx_ir as ir
@@ -13,6 +12,7 @@ from graphgen.ops.layout import dim, expand
 from graphgen.ops.linalg import einsum, labels_of, matmul
 from graphgen.ops.softmax import softmax
 from graphgen.recognize.axes import Axis, Dims, View, is_always
+from graphgen.rounded import bounded
 from graphgen.traits import Trait
 from graphgen.value import Tensor, Value
 
@@ -111,10 +111,14 @@ def _has_size(x: ir.Value, place: int, size: int | ir.SymbolicDim) -> bool:
         for v, known in zip(present_inputs(made), whole, strict=True)
         if not known
     ]
-    cut = re.compile(
-        rf"Min\([^()]*, {re.escape(str(size))}\)|Min\({re.escape(str(size))}, [^()]*\)"
-    )
-    return any(whole) and all(d == 1 or cut.fullmatch(str(d)) for d in rest)
+    return any(whole) and all(d == 1 or _is_cut(str(d), str(size)) for d in rest)
+
+
+def _is_cut(part: str, size: str) -> bool:
+    match bounded(part):
+        case "min", *of:
+            return size in of
+    return False
 
 
 def _longer(x: ir.Value, place: int, size: int | ir.SymbolicDim) -> list[ir.Value] | None:

@@ -18,8 +18,9 @@ from graphgen.forms import _short, dim_of, simplified
 from graphgen.graph import count_operators
 from graphgen.op import TABLE
 from graphgen.ops.numbers_of_sizes import size_at
+from graphgen.ops.shapes import is_above_one
 from graphgen.passes import optimize
-from graphgen.rounded import bounded, flattened, smallest
+from graphgen.rounded import bounded, flattened, rest_below, smallest
 
 H, D = 4, 8
 RNG = np.random.default_rng(7)
@@ -348,11 +349,37 @@ def test_simple_sizes_import_no_units() -> None:
         ("Max(1, n) - 1", None),
         ("Max(1, n) + Min(m, Max(1, k))", None),
         ("Min(m, (n) + Max(1, k)) + Min(m, (n))", None),
+        ("Min(9, n) * Min(9, m)", None),
+        ("Max(1, m, n)", None),
         ("n", None),
     ],
 )
 def test_a_bound_holds_for_the_whole_size(size: str, wanted: Any) -> None:
     assert bounded(size) == wanted
+
+
+@pytest.mark.parametrize(
+    ("size", "wanted"),
+    [
+        ("Min(9, n)", "n"),
+        ("4*Min(9, n)", "4*n"),
+        ("4*Min(9, n + 1)", "4*n + 4"),
+        ("Min(1, n)", None),
+        ("Min(m, n)", None),
+        ("Min(9, n) + 1", None),
+        ("m*Min(9, n)", None),
+    ],
+)
+def test_what_is_cut_by_a_number_is_the_rest_beside_it(size: str, wanted: str | None) -> None:
+    assert rest_below(size) == wanted
+
+
+def test_sizes_that_are_never_1_are_multiples() -> None:
+    sure = ["2", "10", "2*n", "12*m*n", "3*Min(9, n)", "2*floor(n/2)", "2*Max(0, n - 4)"]
+    assert all(map(is_above_one, map(ir.SymbolicDim, sure)))
+    unsure = ["1", "0", "n", "m*n", "n/2", "2*n - 1", "n + 2", "2*(n - 1)", "-2*n", "Min(2, n)"]
+    assert not any(map(is_above_one, map(ir.SymbolicDim, unsure)))
+    assert is_above_one(2) and not is_above_one(1)
 
 
 def test_windows_of_two_lengths_are_concatenated() -> None:
