@@ -54,7 +54,7 @@ Mend = Callable[[ir.Node, ShapeInferenceContext], None]
 MENDS: dict[str | Trait, list[Mend]] = {}
 """By operator, and for all that broadcast: corrects what the libraries infer wrongly or not.
 
-Declared in ops/ with `mends`: shapes.py, shape_values.py and spatial_shapes.py.
+Declared in ops/ with `mends`: shapes.py, shape_values.py, spatial_shapes.py, features.py.
 """
 
 

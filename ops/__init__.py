@@ -11,6 +11,7 @@ if __name__ == "ops":  # would load every operator twice
     raise ImportError("import graphgen.ops, not ops")
 
 import graphgen.ops.contrib
+import graphgen.ops.features
 import graphgen.ops.foreign
 import graphgen.ops.gpu_only
 import graphgen.ops.indexing

@@ -364,15 +364,6 @@ def _expect_elements(
                     context.note(ir.SymbolicDim(symbol), 1)
 
 
-@mends("ArrayFeatureExtractor")
-def _extracted(node: ir.Node, context: ShapeInferenceContext) -> None:
-    """x[..., y] for all elements of y, whatever its shape; a vector x counts as one row."""
-    x, y = node.inputs[:2]
-    if x is not None and x.shape is not None:
-        count = context.new_symbolic_dim() if y is None or y.shape is None else math.prod(y.shape)
-        node.outputs[0].shape = ir.Shape([*(x.shape[:-1] or [1]), count])
-
-
 @mends("Range")
 def _count(node: ir.Node, context: ShapeInferenceContext) -> None:
     """0, 1, ... below a size that is cast to floats, as TensorFlow counts, which end at 2**24."""

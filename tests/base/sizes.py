@@ -579,7 +579,8 @@ CALCULATED = [
         SIZES + "a = Range (#0, k, #1) b = Range (#1, k, #2) c = Range (k, #0, #-1) "
         "d = Range (k, m, #1) e = Div (k, #2) f = Range (#0, e, #1) g = Sub (k, #1) "
         "h = Div (g, #2) i = Range (#0, h, #1) j = Div (g, #-2) l = Mod (g, #4) o = Abs (g) "
-        "p = Neg (g) q = Cast <to = 1> (k) r = Range (#0.0, q, #0.5) t = Range (#0.0, #1.0, #0.1)",
+        "p = Neg (g) q = Cast <to = 1> (k) r = Range (#0.0, q, #0.5) t = Range (#0.0, #1.0, #0.1) "
+        "u = Range (#0.0, q, #1.0)",
     ),
     Case("int64 k", "", "y = Range (#0, k, #1)", {"k": np.array(4)}),
     Case(

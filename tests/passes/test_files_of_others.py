@@ -56,6 +56,25 @@ main (float[n,4] x, float[4] scale, float[4] bias) => (float[n,4] y, float[n,1] 
    y = Softmax <axis: int = 1> (simple)
 }"""
 
+PREPARED = """
+<ir_version: 8, opset_import: ["" : 17, "ai.onnx.ml" : 3]>
+main (float[n,4] x) => (float[n,4] y) {
+   full = ai.onnx.ml.Imputer <imputed_value_floats = [1.0, 2.0, 3.0, 4.0],
+      replaced_value_float: float = -3.0> (x)
+   high = ai.onnx.ml.Binarizer <threshold: float = -2.0> (full)
+   kept = Mul (full, high)
+   scaled = ai.onnx.ml.Scaler <offset = [0.5, 0.5, 0.5, 0.5], scale = [2.0, 2.0, 2.0, 2.0]> (kept)
+   unit = ai.onnx.ml.Normalizer <norm = "L2"> (scaled)
+   mean = ReduceMean <axes = [-1]> (unit)
+   centered = Sub (unit, mean)
+   squared = Mul (centered, centered)
+   variance = ReduceMean <axes = [-1]> (squared)
+   epsilon = Constant <value: tensor = float {0.001}> ()
+   more = Add (variance, epsilon)
+   deviation = Sqrt (more)
+   y = Div (centered, deviation)
+}"""
+
 QUANTIZED = """
 <ir_version: 9, opset_import: ["" : 17, "com.microsoft": 1]>
 main (int8[n,c,h,w] x, bool[k,1,1,1] where)
@@ -259,3 +278,15 @@ def test_reductions_are_raised_without_converting_the_graph(
     x = np.random.default_rng(0).uniform(0.5, 2, (3, 4, 2)).astype(np.float32)
     for flag in (True, False):
         check(text, tmp_path, x=x, flag=np.array(flag))
+
+
+def test_norms_of_prepared_features_are_found(tmp_path: Path) -> None:
+    """Behind operators of ai.onnx.ml, of which onnx infers no shape."""
+    file = parser.parse_model(PREPARED)
+    onnx.save(file, tmp_path / "m.onnx")
+    x = X.reshape(3, 4)
+    best = gg.optimize(gg.load(tmp_path / "m.onnx"))
+    assert best.report.fused()["layer_norm"] == 1
+    [wanted] = ort.InferenceSession(file.SerializeToString(), providers=CPU).run(None, {"x": x})
+    [got] = run_plain(best.model, {"x": x})
+    assert np.abs(wanted - got).max() < 1e-6
