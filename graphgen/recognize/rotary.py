@@ -18,7 +18,7 @@ from graphgen.measure.reference import evaluate_node
 from graphgen.op import find_op
 from graphgen.operands import Array
 from graphgen.ops.elementwise import neg
-from graphgen.ops.layout import cast, dim, rank, reshape, slice_
+from graphgen.ops.layout import cast, dim, expand, rank, reshape, slice_
 from graphgen.ops.rotary import rotary_embedding, rotate
 from graphgen.recognize.axes import UNKNOWN_SIZE, View, leaves, size_of
 from graphgen.value import Tensor, Value
@@ -278,6 +278,8 @@ class Rotation:
             c = at.arranged(dims, [at])
             if c is None:
                 return Miss(f"{UNKNOWN_SIZE}: x is {describe(self.x)}")
+            if c.shape[-1] != size_of(at.dims[-1]):  # one angle, repeated for all features
+                c = expand(c, [*[1] * (rank(c) - 1), size_of(at.dims[-1])])
             c = _firsts(c, self.interleaved) if doubled else c
             caches.append(neg(c) if caches and self.sign < 0 else c)
         features, turned = size_of(feature), 2 * caches[0].shape[-1]

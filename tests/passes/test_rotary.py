@@ -356,3 +356,27 @@ def test_angles_of_unknown_width_may_be_one_for_all_features(body: Any) -> None:
     assert "RotaryEmbedding" not in count_operators(best.model)
     [site] = next(p.sites for p in best.report.passes if p.name == "fuse_rotary")
     assert site.status == "missed" and "the angles" in site.reason
+
+
+@pytest.mark.parametrize("size", [2, 8])
+def test_one_angle_that_is_repeated_for_all_features(size: int) -> None:
+    """It is as long as half of them in the operator, which otherwise turns the first two alone."""
+
+    def body(x: Any, c: Any) -> Any:
+        c, s = (ops.expand(ops.unsqueeze(f(c), [1]), [1, 1, 1, size]) for f in (ops.cos, ops.sin))
+        y = ops.transpose(ops.reshape(x, [0, 0, H, size]), perm=[0, 2, 1, 3])
+        a, b = halves(y)
+        return y * c + ops.concat(ops.neg(b), a, axis=-1) * s
+
+    specs = {"x": gg.float32["b", "t", H * size], "c": gg.float32["b", "t", 1]}
+    model = as_in_a_file(body, primitives=True, **specs)
+    best = optimize(model, verify=True)
+    rng = np.random.default_rng(0)
+    for b, t in ((2, 5), (1, 1)):
+        feeds = {
+            "x": rng.standard_normal((b, t, H * size)).astype(np.float32),
+            "c": rng.standard_normal((b, t, 1)).astype(np.float32),
+        }
+        (wanted,), (got,) = run_plain(model, feeds), run_plain(best.model, feeds)
+        assert relative_rms(wanted, got) < 1e-6
+    assert count_operators(best.model).get("RotaryEmbedding", 0) == 1
