@@ -4,28 +4,32 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import onnx_ir as ir
 
 from graphgen import ops
 from graphgen.edit import infer_model, tidy
 from graphgen.errors import GraphgenError
-from graphgen.graph import bodies, operator_name, present_inputs
+from graphgen.graph import bodies, operator_name, present_inputs, produced_by
 from graphgen.infer import OPSET, schema_of
 from graphgen.match import Engine, Miss, Outcome, PassReport, Rewrite, Rule, Site
 from graphgen.op import TABLE, Op, find_op, is_a, read_attributes
+from graphgen.ops.attention import attention
 from graphgen.ops.contrib import (
     bias_gelu,
     embed_layer_normalization,
     skip_layer_normalization,
     skip_rms_normalization,
 )
+from graphgen.ops.layout import cast
 from graphgen.ops.norm import group_norm_by_instances
 from graphgen.places import where_is
+from graphgen.recognize.axes import View
 from graphgen.recognize.group_query import as_group_query
 from graphgen.record import current_tape
 from graphgen.targets import Target, TargetName, newest_opset, target as find_target
 from graphgen.traits import Trait, has
-from graphgen.value import Tensor, adopt
+from graphgen.value import Tensor, Value, adopt
 from graphgen.version import minor
 
 
@@ -145,6 +149,9 @@ def _faster(node: ir.Node, target: Target) -> Rewrite | None:
         return None
     if len(node.outputs) > 1 or len(node.inputs) > 4:
         return None
+    half = node.inputs[0] is not None and node.inputs[0].dtype == ir.DataType.FLOAT16
+    if half and target.name == "cpu" and not _is_cached(node):
+        return _in_float32(node)
     if slower := target.pays(node):
         return by_body(op, node, None, f"{slower}: its body instead")
     if len(present_inputs(node)) > 3:
@@ -156,6 +163,27 @@ def _faster(node: ir.Node, target: Target) -> Rewrite | None:
         return None
     reason = target.prefers(other, node)
     return Rewrite([result], present_inputs(node), reason) if reason else None
+
+
+def _in_float32(node: ir.Node) -> Rewrite:
+    """Attention in float16 between casts, as fast on the CPU: 0.5 to 1.0 of the time, with AVX-512.
+
+    The kernel for float16 gives NaN where a score is beyond 65,504; the runtime computes products
+    and softmax of float16 in float32.
+    """
+    given = [Value(x) for x in present_inputs(node)]  # a mask comes last, if there is one
+    wide = [cast(x, to=np.float32) if x.dtype == np.float16 else x for x in given]
+    q, k, v, *mask = wide
+    attributes = read_attributes(ops.scaled_dot_product_attention, node)
+    y = attention(q, k, v, *mask, **attributes)
+    reason = "in float32 between casts, in which no score overflows"
+    return Rewrite(cast(y, to=np.float16), present_inputs(node), reason)
+
+
+def _is_cached(node: ir.Node) -> bool:
+    """Whether the keys are joined to others, as to a cache, which decoding keeps as it is."""
+    view = View.of(present_inputs(node)[1])
+    return view is not None and produced_by(view.source, ops.concat) is not None
 
 
 def _left(model: ir.Model, target: Target) -> list[Site]:

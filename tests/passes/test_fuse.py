@@ -343,3 +343,25 @@ def test_norms_of_groups_are_told_where_no_kernel_is_better(gain: float, monkeyp
     x = np.random.default_rng(1).normal(2.0, 30.0, [3, 8, 5, 7]).astype(np.float32)
     (wanted,), (given,) = run_plain(model, {"x": x}), run_plain(fused.model, {"x": x})
     assert relative_rms(wanted, given) < 1e-6
+
+
+def test_attention_in_float16_is_computed_in_float32() -> None:
+    """As the runtime computes its parts on the CPU: scores beyond 65,504 were NaN in the kernel."""
+
+    def body(q: Any, k: Any, v: Any) -> Any:
+        return ops.softmax(q @ ops.swap_last(k) * np.float16(0.25)) @ v
+
+    spec = gg.float16["b", 2, "t", 16]
+    model = as_in_a_file(body, primitives=True, q=spec, k=spec, v=spec)
+    best = optimize(model, verify=True)
+    counts = count_operators(best.model)
+    assert counts["Attention"] == 1 and counts["Cast"] == 4, counts
+    remarks = [s.reason for p in best.report.passes if p.name == "legalize" for s in p.sites]
+    assert remarks == ["in float32 between casts, in which no score overflows"]
+    cuda = optimize(model, target="cuda").model
+    assert count_operators(cuda)["Attention"] == 1 and "Cast" not in count_operators(cuda)
+    rng = np.random.default_rng(0)
+    for scale in (1, 200):
+        feeds = {n: (rng.standard_normal((2, 2, 5, 16)) * scale).astype(np.float16) for n in "qkv"}
+        [wanted], [got] = run_plain(model, feeds), run_plain(best.model, feeds)
+        assert np.isfinite(wanted).all() and relative_rms(wanted, got) < 1e-3
