@@ -282,6 +282,7 @@ def test_a_model_file_is_read_in_one_sitting():
             512,
         ),
         ({"n_positions": 512, "relative_attention_num_buckets": 32}, {}, None),
+        ({}, {"model_max_length": int(1e30)}, None),
         ({"max_position_embeddings": -1}, {"model_max_length": float("inf")}, None),
     ],
 )

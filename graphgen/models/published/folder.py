@@ -1,6 +1,5 @@
 """What a model's folder says in addition to its graph: context, vocabulary, labels, tokenizer."""
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -75,7 +74,8 @@ def context(folder: Path) -> int | None:
         settings(folder, "tokenizer_config.json").get("model_max_length"),
         notes(folder)[1].get("max_seq_length"),
     ]
-    real = (size for size in sizes if isinstance(size, int | float) and 1 <= size < math.inf)
+    # Where no length is known, transformers writes int(1e30).
+    real = (size for size in sizes if isinstance(size, int | float) and 1 <= size < 1 << 31)
     return min(map(int, real), default=None)
 
 
