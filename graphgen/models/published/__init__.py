@@ -13,7 +13,7 @@ from graphgen.display import on_screen
 from graphgen.errors import GraphgenError, near
 from graphgen.files import present
 from graphgen.graph import PUBLISHED
-from graphgen.models.published.back import STORED, note
+from graphgen.models.published.back import STORED, note, note_held
 from graphgen.models.published.cache import in_dtype
 from graphgen.models.published.config import Config
 from graphgen.models.published.families import FAMILIES as FAMILIES, find_family as find_family
@@ -170,6 +170,7 @@ def from_folder(
     bare = fresh is None and not any(name.startswith(family.prefix) for name in stored)
     noted = note(task, family.current(stored), several=len(parts) > 1, bare=bare)
     for model in models.values():
+        note_held(family, module, model)
         own = {n: [*part] for n, part in names.items() if f"{n}.weight" in model.graph.initializers}
         model.metadata_props[PUBLISHED] = json.dumps(own, sort_keys=True)
         model.metadata_props[STORED] = noted

@@ -1,6 +1,7 @@
 """BART (arXiv 1910.13461) and those after it: Marian, mBART, Pegasus, M2M-100 (and NLLB)."""
 
 import math
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -174,4 +175,9 @@ FAMILY = Family(
     r"(model\.)?(en|de)coder\.embed_positions\.weights",
 )
 
-FAMILIES = dict.fromkeys(KINDS, FAMILY)
+_BIAS, _SINUSOIDS = r"final_logits_bias", r"model\.(en|de)coder\.embed_positions\.weight"
+
+FAMILIES = {
+    kind: replace(FAMILY, held=f"{_BIAS}|{_SINUSOIDS}" if KINDS[kind].offset == 0 else _BIAS)
+    for kind in KINDS
+}

@@ -36,7 +36,8 @@ class Family:
     Weights that begin with `prefix` do so in checkpoints with a head; in those of the body alone
     they need not. `unused` is a pattern of weights that checkpoints may hold and the task may leave
     out. Products are x W in graphs; published weights are Wᵀ if `transposed`. Parameters whose last
-    name is in `swapped` are stored with their last two axes swapped, too.
+    name is in `swapped` are stored with their last two axes swapped, too. What `held` matches is
+    not trained by transformers: buffers, and parameters without a gradient.
     """
 
     tasks: Mapping[str, Callable[[Config], Any]]
@@ -48,6 +49,7 @@ class Family:
     prefix: str = ""
     transposed: bool = True
     swapped: Collection[str] = ()
+    held: str = ""
 
     def sources(self, module: Module) -> dict[str, Part | Stack]:
         """The weight of each parameter: its name in the checkpoint, and which part of it."""

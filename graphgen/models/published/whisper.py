@@ -106,5 +106,6 @@ FAMILIES = {
         prefix="model.",
         tied={"proj_out.weight": "model.decoder.embed_tokens.weight"},
         unused=r"proj_out\.weight",
+        held=r"model\.encoder\.embed_positions\.weight",
     )
 }
