@@ -43,6 +43,7 @@ from graphgen.export.artifact_files import (
 from graphgen.export.checkpoint import Checkpoint
 from graphgen.export.documents import keep_apart
 from graphgen.export.inference import evaluated
+from graphgen.export.joined import joined
 from graphgen.export.losses import AnyLoss, InputType, attach_loss
 from graphgen.export.opset import keeps_meaning, stamp
 from graphgen.export.optimizers import AdamW, Optimizer, check_profile
@@ -111,7 +112,8 @@ def artifacts(
     what.
 
     Args:
-        model: The path of an ONNX file, a model, or an object with one as `.model`.
+        model: The path of an ONNX file, or of a folder of `graphgen build`, whose encoder and
+            decoder become one graph, a model, or an object with one as `.model`.
         directory: Made if missing; the artifacts in it are replaced once the new ones are complete.
         loss: "cross_entropy" of the output, float[..., C], with the input `labels`, int64[...],
             where -100 is ignored; "binary_cross_entropy", "mse", "l1", "huber" or "smooth_l1" of
@@ -389,6 +391,8 @@ def _compare_results(name: str, before: ir.Model, after: ir.Model) -> str | None
 
 def _copy(model: str | os.PathLike[str] | ModelLike) -> ir.Model:
     """A copy to work on, without functions: operators of our table, or their nodes inlined."""
+    if isinstance(model, (str, os.PathLike)) and Path(model).is_dir():
+        model = joined(Path(model))
     result = model_of(model, "artifacts").clone()
     for key in [key for key in result.functions if key[:2] in TABLE]:
         del result.functions[key]

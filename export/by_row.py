@@ -60,7 +60,7 @@ def adapted(
         for n, a in named.items()
         if a is not None
     }
-    parts = {name: _split(who, one, models) for name, one in found.items()}
+    parts = {name: parts_within(who, one, models) for name, one in found.items()}
     made: list[tuple[ir.Model, Collection[str]]] = []
     for place, model in enumerate(models):
         own = {name: split[place] for name, split in parts.items()}
@@ -79,7 +79,7 @@ def adapted(
     return made
 
 
-def _split(who: str, adapter: Adapter, models: Sequence[ir.Model]) -> list[Adapter]:
+def parts_within(who: str, adapter: Adapter, models: Sequence[ir.Model]) -> list[Adapter]:
     """The part of an adapter that each graph has."""
     if len(models) == 1:
         return [adapter]

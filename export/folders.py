@@ -199,26 +199,34 @@ def bar(items: Iterable[Any], what: str = "writing weights", total: int | None =
     )
 
 
-def write_like(who: str, source: Path, out: Path, change: Callable[[Path], ModelLike]) -> Path:
-    """Write a folder like `source`, whose graph is what `change` makes of the file there.
+PARTS = tuple(f"onnx/{name}.onnx" for name in ("encoder_model", "decoder_model_merged"))
+"""The graphs of an encoder-decoder, in this order."""
 
-    The folder is complete or absent. Raises GraphgenError for a folder without one graph.
+
+def write_like(
+    who: str, source: Path, out: Path, change: Callable[[Sequence[Path]], Sequence[ModelLike]]
+) -> Path:
+    """Write a folder like `source`, whose graphs are what `change` makes of the files there.
+
+    The folder is complete or absent. Raises GraphgenError for a folder without graphs of its own.
     """
-    graphs = [place for place in (MODEL, GENAI) if present(source / place)]
-    if len(graphs) != 1 or len([*source.rglob("*.onnx")]) != 1:
+    graphs = [place for place in (MODEL, GENAI, *PARTS) if present(source / place)]
+    known = graphs in ([MODEL], [GENAI], [*PARTS])
+    if not known or len([*source.rglob("*.onnx")]) != len(graphs):
         raise GraphgenError(
-            f"{who}: {source} is not a folder of graphgen build with one graph, {MODEL} or "
-            f"{GENAI}; give such a folder, or an ONNX file"
+            f"{who}: {source} is not a folder of graphgen build with {MODEL}, {GENAI}, or "
+            f"{' and '.join(PARTS)} alone; give such a folder, or an ONNX file"
         )
-    model = change(source / graphs[0])
+    models = change([source / graph for graph in graphs])
     with replacing_folder(f"{who}({out.name})", out) as folder:
-        old = {source / graphs[0], source / f"{graphs[0]}_data"}
+        old = {source / f"{graph}{end}" for graph in graphs for end in ("", "_data")}
         for path in sorted(source.rglob("*")):
             if path.is_file() and path not in old:
                 (folder / path.relative_to(source)).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, folder / path.relative_to(source))
-        (folder / graphs[0]).parent.mkdir(exist_ok=True)
-        export(model, folder / graphs[0], external_data=True, watch=bar)
+        for graph, model in zip(graphs, models, strict=True):
+            (folder / graph).parent.mkdir(exist_ok=True)
+            export(model, folder / graph, external_data=True, watch=bar)
     return out
 
 

@@ -11,7 +11,7 @@ from graphgen.ops.layout import dim
 from graphgen.record import recording
 from graphgen.value import adopt
 
-_PAST = "past_key_values."
+PAST = "past_key_values."
 
 
 def without_past(model: ir.Model) -> None:
@@ -22,7 +22,7 @@ def without_past(model: ir.Model) -> None:
     what an encoder made among them: without that it would attend to nothing.
     """
     graph = model.graph
-    past = {v: [*(v.shape or ())] for v in graph.inputs if str(v.name).startswith(_PAST)}
+    past = {v: [*(v.shape or ())] for v in graph.inputs if str(v.name).startswith(PAST)}
     batches = {str(sizes[0]) for sizes in past.values() if sizes}
     if len(batches) != 1 or any(".encoder." in str(v.name) for v in past) or not len(graph):
         return

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +10,9 @@ import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
 from graphgen.export.adapters import Adapter
+from graphgen.export.by_row import parts_within
 from graphgen.export.checkpoint import Checkpoint
+from graphgen.export.read import load
 from graphgen.export.session import model_of
 from graphgen.export.write import export
 from graphgen.graph import ModelLike
@@ -89,3 +91,32 @@ def trained_model(
     if adapter is not None:  # whose weights are these, or what they are in few bits
         result = replace(adapter, spots={}).merged(result)
     return replace(model, model=result) if isinstance(model, Optimized) else result
+
+
+def trained_models(
+    files: Sequence[Path],
+    parameters: Mapping[str, Array],
+    file: str,
+    adapter: Adapter | None = None,
+) -> list[ModelLike]:
+    """What `trained_model` makes of each file of a folder, with its part of what was trained."""
+    if len(files) == 1:
+        return [trained_model(files[0], parameters, file, adapter)]
+    models, left = [load(path) for path in files], {*parameters}
+    if adapter is not None:
+        left -= {*adapter.matrices}
+    parts: list[Adapter | None] = [None] * len(models)
+    if adapter is not None:
+        every = parts_within("export", replace(adapter, spots={}), models)
+        parts = [part if part.matrices or part.saved else None for part in every]
+    found = list[ModelLike]()
+    for model, part in zip(models, parts, strict=True):
+        own = {n: x for n, x in parameters.items() if n in model.graph.initializers}
+        left -= {*own}
+        found.append(trained_model(model, own, file, part))
+    if left:
+        raise GraphgenError(
+            f"export({file}): no graph of the folder has the parameter {min(left)}; give the "
+            "folder that the artifacts were made from"
+        )
+    return found

@@ -24,7 +24,9 @@ def run(options: argparse.Namespace) -> None:
         if options.output.suffix != ENDING:
             raise GraphgenError(f"--base is for an adapter in a file {ENDING}: give -o such a name")
         if options.model.is_dir():
-            write_like("adapter", options.model, options.base, found.base)
+            write_like(
+                "adapter", options.model, options.base, lambda files: [*map(found.base, files)]
+            )
         else:
             export(found.base(options.model), options.base)
     if options.output.suffix == ENDING:

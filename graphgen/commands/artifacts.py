@@ -7,8 +7,8 @@ from typing import Any
 
 import graphgen as gg
 from graphgen.commands.options import (
+    FILE,
     FLAG,
-    MODEL,
     NUMBERS,
     OUT,
     N,
@@ -76,7 +76,7 @@ def _memory(text: str) -> int:
 
 def add_options(add: Callable[..., Any]) -> None:
     """Add the options of `artifacts`."""
-    add("model", **MODEL)
+    add("model", **FILE, help="an ONNX file, or a folder of build")
     add(
         "-o",
         dest="directory",

@@ -22,7 +22,7 @@ def run(options: argparse.Namespace) -> None:
     from graphgen.export.checkpoint import Checkpoint
     from graphgen.export.folders import write_like
     from graphgen.export.precision import DTYPES
-    from graphgen.export.trained import export_trained, parameters_of, trained_model
+    from graphgen.export.trained import export_trained, parameters_of, trained_models
 
     if options.dtype is not None and not options.safetensors:
         raise GraphgenError("export: --dtype needs --safetensors; add that option")
@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> None:
     adapter = Adapter.of(saved, str(path))
     if options.model.is_dir():
         given = {"parameters": parameters, "file": options.output.name, "adapter": adapter}
-        write_like("export", options.model, options.output, partial(trained_model, **given))
+        write_like("export", options.model, options.output, partial(trained_models, **given))
     else:
         export_trained(options.model, parameters, options.output, adapter)
     merged = f", {len(adapter.modules)} updates merged" if adapter is not None else ""
