@@ -213,17 +213,19 @@ def tree(size: str) -> Any:
         return None
 
 
-@lru_cache(1 << 12)
 def bounded(size: str) -> tuple[str, str, str] | None:
     """max or min, the bound and the rest of a size such as Max(1, n); None for any other."""
-    expression = tree(size) if size.startswith(("Max(", "Min(")) else None
-    if expression is None or len(expression.args) != 2:
+    return _bounded(size) if size.startswith(("Max(", "Min(")) else None
+
+
+@lru_cache(1 << 12)
+def _bounded(size: str) -> tuple[str, str, str] | None:
+    if (expression := tree(size)) is None or len(expression.args) != 2:
         return None
     kind, (bound, rest) = expression.func.__name__.lower(), map(str, expression.args)
     return (kind, bound, rest) if kind in ("max", "min") else None
 
 
-@lru_cache(1 << 12)
 def rest_below(size: str) -> str | None:
     """What a size is, unless it is more than a number above 1: n, of Min(9, n); so with factors."""
     expression = tree(size) if "Min(" in size else None

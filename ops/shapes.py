@@ -125,7 +125,6 @@ def broadcast_partner(dims: Sequence[Dim]) -> Dim | None:
     return dims[0] if all(map(is_above_one, dims)) else None
 
 
-@lru_cache(TEXTS)
 def _is_last(part: str, size: str) -> bool:
     """Whether a size is that of x[-size:], of a number n of elements above 1."""
     expression = tree(part) if "Min(" in part else None
