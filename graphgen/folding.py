@@ -60,9 +60,11 @@ def _is_sure(node: ir.Node, result: Any) -> bool:
 
     Which number is the largest next to NaN, or the mean of none, each of them answers differently;
     not so what moves numbers, or calculates with two of them. Nor are sums of integers alike that
-    a double cannot hold.
+    a double cannot hold; nor the places in a scalar, which is a vector of one for the runtime.
     """
     op, operands = find_op(node), [constant(x) for x in node.inputs]
+    if has(node, Trait.REDUCES) and operands[0] is not None and np.ndim(result) > operands[0].ndim:
+        return False
     whole = getattr(result, "dtype", np.dtype(bool)).kind in "iu"
     if op is not None and whole and has(node, Trait.WHOLE_AS_FLOAT):
         with np.errstate(all="ignore"):

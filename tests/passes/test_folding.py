@@ -25,6 +25,8 @@ KEPT = {
     "the largest of infinities": ("Hardmax", [FLOATS]),
     "infinity times a slope": ("PRelu", [FLOATS, FLOATS[::-1]]),
     "infinity without a limit below": ("Clip", [FLOATS, None, np.float32(1)]),
+    "the place of a scalar": ("NonZero", [np.float32(3)]),
+    "no place of a scalar": ("NonZero", [np.float32(0)]),
     "one hot of a fraction": ("OneHot", [FLOATS, np.float32(3), FLOATS[2:4]]),
 }
 FOLDED = {
