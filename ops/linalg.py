@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_shape_inference import registry
 
-from graphgen.infer import CHECKS, same_dim
+from graphgen.infer import CHECKS, expect_same, same_dim
 from graphgen.op import composite, infer_from_body, primitive
 from graphgen.operands import Array
 from graphgen.ops.elementwise import equal, mul, neg
@@ -271,8 +271,13 @@ def _wide(x: Tensor) -> Array:
 
 
 def _as_x(context: Any, node: ir.Node) -> None:
+    """The shape of x, whose matrices are square: for others the runtime ends the process (1.32)."""
     x, y = node.inputs[0], node.outputs[0]
     assert x is not None
+    rows, columns = x.shape[-2:] if x.shape is not None and len(x.shape) > 1 else (1, 1)
+    if isinstance(rows, int) and isinstance(columns, int) and rows != columns:
+        raise ValueError(f"a matrix of {rows} x {columns} has no inverse; it must be square")
+    expect_same([rows, columns], context)
     y.type, y.shape = x.type, x.shape
 
 

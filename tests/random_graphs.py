@@ -236,8 +236,10 @@ def _call(g: Graph, pool: list[Any], op: Any, sample: Sample) -> Any:
             index = np.arange(x.size).reshape(x.shape) % count
             operands.append(ops.gather(ops.reshape(source, [-1]), index))
         else:
-            # The body of attention has to know the number of heads.
-            operands.append(_fresh(g, x.astype(dtype), symbols="Attention" not in op.name))
+            # The body of attention has to know the number of heads. And the runtime ends the
+            # process where verification gives Inverse a matrix that is not square.
+            symbols = "Attention" not in op.name and op is not ops.inverse
+            operands.append(_fresh(g, x.astype(dtype), symbols=symbols))
     result = op(*operands, **sample.attributes)
     for value in result if isinstance(result, tuple) else (result,):
         if not isinstance(value, Value) or value.value.dtype is None:

@@ -246,6 +246,13 @@ def test_an_operator_newer_than_the_opset_raises_that_of_its_file(tmp_path: Path
     assert losses[0][0] > losses[0][-1]
 
 
+@pytest.mark.parametrize(("size", "told"), [(2, "2 x 3 has no inverse"), ("n", "n and 3 differ")])
+def test_a_matrix_that_is_not_square_has_no_inverse(size: int | str, told: str) -> None:
+    """The runtime ends the process where it gets one."""
+    with pytest.raises(GraphgenError, match=told):
+        gg.build(ops.inverse, x=gg.float32["b", size, 3])
+
+
 def test_a_singular_matrix_has_no_inverse_and_the_others_have() -> None:
     x = np.stack([np.zeros((2, 2)), np.diag([2.0, 4.0])]).astype(np.float32)
     y = ops.inverse(x)
