@@ -112,7 +112,7 @@ def test_folders_with_trained_weights_and_beside_adapters(
     assert tokens[0] == tokens[1] != tokens[2] == tokens[3]
     source = str(folder / "source")
     assert main(["export", source, "--checkpoint", str(run), "-o", str(tmp_path / "x")]) == 2
-    assert "is not a folder of graphgen build with one graph" in capsys.readouterr().err
+    assert "is not a folder of graphgen build with onnx/model.onnx" in capsys.readouterr().err
 
 
 def test_prompts_have_adapters_of_their_own(
