@@ -33,7 +33,7 @@ from graphgen.ops.sizes import same_size_at
 from graphgen.ops.softmax import softmax
 from graphgen.record import SizeLike
 from graphgen.traits import Trait
-from graphgen.value import Tensor
+from graphgen.value import Tensor, sizes_of
 
 
 @composite("Attention", traits=Trait.WIDTH_AS_ZERO)
@@ -126,16 +126,18 @@ def on_heads(
     Raises GraphgenError if the numbers of heads or features are unknown, if the batches differ, or
     if the heads of K and V do, or do not divide those of Q.
     """
+    for x in (q, k, v):
+        sizes = sizes_of(x)
+        known = None if sizes is None else sizes[1::2] if len(sizes) == 4 else sizes[2:]
+        if known is None or not all(isinstance(d, int) for d in known):
+            problem = "its heads and features must be known before the run"
+            raise GraphgenError(f"Attention: an operand is {describe(x)}; {problem}{user_line()}")
     try:
         expect_one_batch(x.shape[0] for x in (q, k, v))
         flat = (q_num_heads, kv_num_heads, kv_num_heads)
         expect_heads(flat if rank(q) == 3 else (x.shape[1] for x in (q, k, v)))
     except ValueError as error:
         raise GraphgenError(f"Attention: {error}{user_line()}") from error
-    for x in (q, k, v):
-        if not all(isinstance(d, int) for d in (x.shape[1::2] if rank(x) == 4 else x.shape[2:])):
-            problem = "its heads and features must be known before the run"
-            raise GraphgenError(f"Attention: an operand is {describe(x)}; {problem}{user_line()}")
     if rank(q) == 3:
         if not q_num_heads or not kv_num_heads:
             raise GraphgenError(

@@ -28,6 +28,7 @@ from graphgen.measure.reference import evaluate
 from graphgen.nn.module import DType, build
 from graphgen.op import TABLE, Op
 from graphgen.operands import Array
+from graphgen.ops.attention import on_heads
 from graphgen.ops.layout import numpy_dtype
 from graphgen.passes import optimize
 from graphgen.record import recording
@@ -504,6 +505,13 @@ def test_the_body_of_attention_has_to_know_heads_and_features(q: Any, k: Any) ->
     loss = build(lambda q, k: ops.reduce_sum(call(q, k), None, keepdims=0), **specs)
     with pytest.raises(GraphgenError, match=message):
         grad(loss)
+
+
+def test_the_body_of_attention_has_to_know_a_rank() -> None:
+    """As behind an operator that nobody knows, in a file."""
+    x = adopt(ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT)))
+    with pytest.raises(GraphgenError, match="its heads and features must be known"):
+        on_heads(x, x, x, 2, 2)
 
 
 # Dropout: a mask that is a function of (seed, step, site, index)
