@@ -72,15 +72,16 @@ def attach_loss(
     register_constants(graph, tape.constants.values())
     graph.outputs[:] = [scalar]
     claim(graph, {} if as_it_is else {"loss": scalar})
-    described |= _axes(terms, outputs, _labels_of(graph).get("labels", {}), graph.inputs)
+    labels = _labels_of(graph)
+    described |= _axes(terms, outputs, labels.get("labels", {}), graph.inputs)
     if not named:
         described["weights"] = None if weights is None else _written(graph, weights)
     if as_it_is:
-        return described | _labels_of(graph)
+        return described | labels
     if isinstance(first, Loss) and len(terms) == 1:
         if first.name == "cross_entropy" and first.labels == LABELS and first.weight is None:
-            [(classes, *_)] = _labels_of(graph)["labels"].values()
-            return described | ({"classes": classes} if classes is not None else _labels_of(graph))
+            [(classes, *_)] = labels["labels"].values()
+            return described | (labels if classes is None else {"classes": classes})
         if first.labels == LABELS and first.name != "cross_entropy":
             return described
     return described | _labels_of(graph, terms)

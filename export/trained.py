@@ -103,10 +103,9 @@ def trained_models(
     if len(files) == 1:
         return [trained_model(files[0], parameters, file, adapter)]
     models, left = [load(path) for path in files], {*parameters}
-    if adapter is not None:
-        left -= {*adapter.matrices}
     parts: list[Adapter | None] = [None] * len(models)
     if adapter is not None:
+        left -= {*adapter.matrices}
         every = parts_within("export", replace(adapter, spots={}), models)
         parts = [part if part.matrices or part.saved else None for part in every]
     found = list[ModelLike]()

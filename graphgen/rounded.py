@@ -204,9 +204,11 @@ def shorter(size: str, other: str) -> str:
     return f"Min({size}, {other})"
 
 
-@lru_cache(1 << 12)
 def tree(size: str) -> Any:
-    """A size as an expression of sympy's, whose symbols are whole numbers; None if it is none."""
+    """A size as an expression of sympy's, whose symbols are whole numbers; None if it is none.
+
+    It is worked out once: forms.py lets the library remember what it reads.
+    """
     try:
         return ir.SymbolicDim(size)._expr
     except ValueError:
