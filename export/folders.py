@@ -199,8 +199,11 @@ def bar(items: Iterable[Any], what: str = "writing weights", total: int | None =
     )
 
 
-PARTS = tuple(f"onnx/{name}.onnx" for name in ("encoder_model", "decoder_model_merged"))
-"""The graphs of an encoder-decoder, in this order."""
+ENCODER, DECODER = "encoder_model.onnx", "decoder_model_merged.onnx"
+"""What the graphs of an encoder-decoder are called, as optimum calls them."""
+
+PARTS = tuple(f"onnx/{name}" for name in (ENCODER, DECODER))
+"""Where they are, in this order."""
 
 
 def write_like(

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from graphgen import ops
 from graphgen.errors import GraphgenError, user_line
 from graphgen.export.by_row import Given, adapted
-from graphgen.export.folders import PROMPTS, PROMPTS_KEY
+from graphgen.export.folders import DECODER, ENCODER, PROMPTS, PROMPTS_KEY
 from graphgen.export.read import load
 from graphgen.export.write import Beside, to_bytes
 from graphgen.generation.caches import (
@@ -43,7 +43,6 @@ from graphgen.version import minor
 
 _FOLDER = "session.model_external_initializers_file_folder_path"
 _SINGLE = "model.onnx"
-_ENCODER, _DECODER = "encoder_model.onnx", "decoder_model_merged.onnx"
 
 
 def open_decoder(
@@ -73,8 +72,8 @@ def open_decoder(
     in_folder = path is not None and path.is_dir()
     if path is not None and in_folder:
         found = _files(path)
-        if {_ENCODER, _DECODER} <= {*found}:
-            files = [found[_ENCODER], found[_DECODER]]
+        if {ENCODER, DECODER} <= {*found}:
+            files = [found[ENCODER], found[DECODER]]
             if adapter is None and adapters is None and not device:
                 encoder = Session(files[0], options=QUIET, **how)
                 bound = _bound(load(files[1]), in_folder=True)
@@ -223,8 +222,8 @@ def task_of(folder: Path) -> str:
     A decoder is a model that outputs keys and values.
     """
     found = _files(folder)
-    if {_ENCODER, _DECODER} <= {*found}:
-        inputs = {x.name for x in read_header(found[_ENCODER])[1].graph.input}
+    if {ENCODER, DECODER} <= {*found}:
+        inputs = {x.name for x in read_header(found[ENCODER])[1].graph.input}
         return "automatic-speech-recognition" if FEATURES in inputs else "text2text-generation"
     outputs = read_header(found[_SINGLE])[1].graph.output if _SINGLE in found else ()
     return "text-generation" if any(y.name.startswith(PRESENT) for y in outputs) else ""
