@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from published_configurations import PUBLISHED
 
+from graphgen.errors import GraphgenError
 from graphgen.models.published import FAMILIES
 from graphgen.models.published.config import Config
 from graphgen.models.published.frequencies import LongRotary
@@ -41,3 +42,25 @@ def test_where_long_texts_begin(kind: str, outer: Any, inner: Any, length: int) 
     found = rotary(Config(fields | {"rope_parameters": given}), 8)
     assert isinstance(found, LongRotary)
     assert found.length == length
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({"rope_theta": 2e4, "partial_rotary_factor": 0.5}, ""),
+        ({"rope_theta": 1e4}, "rope_theta is 10000.0; it must be 20000.0"),
+        ({"partial_rotary_factor": 0.25}, "partial_rotary_factor is 0.25; it must be 0.5"),
+    ],
+)
+def test_what_neox_says_twice_has_to_agree(given: dict[str, Any], wanted: str) -> None:
+    """transformers 4.45 writes both fields, which no version reads."""
+    fields = dict(PUBLISHED["pythia-70m"]["fields"])
+    config = Config(fields | {"rotary_emb_base": 2e4, "rotary_pct": 0.5} | given)
+    try:
+        FAMILIES["gpt_neox"].tasks["text-generation"](config)
+        config.finish()
+        told = ""
+    except GraphgenError as error:
+        told = str(error)
+    assert wanted in told
+    assert bool(wanted) == bool(told)

@@ -23,6 +23,9 @@ def neox(config: Config) -> Specification:
     features, heads = config.take("hidden_size", int), config.take("num_attention_heads", int)
     names = ("rotary_emb_base", "rotary_pct")
     turn = rotary(config, features // heads, partial=0.25, names=names)
+    # Versions around 4.45 write both a second time, and no version reads these.
+    config.expect("rope_theta", config.given(names[0]) or 1e4)
+    config.expect("partial_rotary_factor", config.given(names[1]) or 0.25)
     bias = config.take("attention_bias", bool, True)
     config.ignore("is_decoder")  # the class is one, whatever the field says
     parallel = config.take("use_parallel_residual", bool, True)

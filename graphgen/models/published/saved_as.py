@@ -49,7 +49,7 @@ def default_task(config: Config, tasks: Sequence[str]) -> tuple[str, str]:
     if own is not None and own != tasks[0]:
         others = ", ".join(task for task in tasks if task != own)
         return own, f"it was saved as {name}: built for {own}; there are {others}, too (--task)"
-    if own is not None or not name or name.endswith("Model"):
+    if own is not None or not name or heads == ["feature-extraction"]:
         return tasks[0], ""
     if not heads:
         return tasks[0], f"it was saved as {name}, whose head no task has: built for {tasks[0]}"
