@@ -245,8 +245,8 @@ def _sliced(
     if not isinstance(start, int) or not isinstance(end, int):
         last = not isinstance(start, int) and isinstance(end, int) and end >= _FAR and step == 1
         count = dim_of(f"-({start})") if last else 0
-        if last and same_dim(count, size):
-            return size  # the last n of n
+        if last and same_dim(dim_of(shorter(str(count), str(size))), size):
+            return size  # the last n of n or fewer
         if last and isinstance(size, int) and size > 1 and _is_at_least(count, 0, context):
             return _last(size, count, context)
         if step != 1 or not all(_is_at_least(d, 0, context) for d in (start, end)):

@@ -189,6 +189,13 @@ def check_optimized(case: Case, proto: onnx.ModelProto, trials: list[Any], path:
             "n n",
         ),
         (
+            "float[n, n] x",
+            "s = Shape <start = 1> (x) t = Constant <value = float[3] {1, 2, 3}> () "
+            "a = Slice (t, #[0], s) k = Neg (s) b = Slice (a, k, #[9223372036854775807]) "
+            "y = Add (x, b)",
+            "n n",
+        ),
+        (
             "float[n, 4] x",
             "s = Shape (x) k = Gather (s, #[0]) d = Sub (#[8], k) "
             "p = Concat <axis = 0> (#[0, 0], d, #[0]) y = Pad (x, p)",
