@@ -143,6 +143,43 @@ def test_what_torch_wraps_modules_in_is_no_part_of_a_name(folder, before):
     assert {*read_weights(folder)} == {*twice}  # of which one may be wrong
 
 
+def initializers(folder):
+    """The weights of the graph of a folder, by name."""
+    found = from_folder(folder).model.graph.initializers
+    return {name: value.const_value.numpy() for name, value in found.items()}
+
+
+@pytest.mark.parametrize("which", ["camembert", "electra", "albert", "distilbert"])
+def test_norms_of_every_family_by_the_names_of_tensorflow(which, tmp_path):
+    small = random_checkpoints.ENCODERS
+    fields = small[which] if which in small else published_encoders.fields(which)
+    random_checkpoints.random_checkpoint(tmp_path, fields)
+    wanted = initializers(tmp_path)
+    stored = {name: weight.read() for name, weight in read_weights(tmp_path).items()}
+    older = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    renamed = {re.sub("|".join(older), lambda m: older[m[0]], n): a for n, a in stored.items()}
+    assert renamed.keys() != stored.keys()
+    write_weights(tmp_path / "model.safetensors", renamed)
+    found = initializers(tmp_path)
+    assert all(np.array_equal(array, found[name]) for name, array in wanted.items())
+
+
+def test_experts_in_several_dtypes(tmp_path):
+    fields = published_decoders.fields("mixtral")
+    random_checkpoints.random_checkpoint(tmp_path, fields)
+    kinds = itertools.cycle([np.float16, ml_dtypes.bfloat16, np.float32])
+    stored = {
+        name: weight.read().astype(next(kinds)) for name, weight in read_weights(tmp_path).items()
+    }
+    write_weights(tmp_path / "model.safetensors", stored)
+    found = initializers(tmp_path)
+    write_weights(
+        tmp_path / "model.safetensors", {n: a.astype(np.float32) for n, a in stored.items()}
+    )
+    wanted = initializers(tmp_path)
+    assert all(np.array_equal(array, found[name]) for name, array in wanted.items())
+
+
 def test_a_name_of_today_comes_before_an_older_one(folder):
     """transformers writes both where they are untied, and uses the newer."""
     weights = published()

@@ -88,11 +88,7 @@ BERT = Family(
         "pooler": "bert.pooler.dense",
         "classifier": "classifier",
     },
-    older={
-        r"(.*LayerNorm\.)gamma": r"\1weight",
-        r"(.*LayerNorm\.)beta": r"\1bias",
-        r"cls\.predictions\.bias": "cls.predictions.decoder.bias",
-    },
+    older={r"cls\.predictions\.bias": "cls.predictions.decoder.bias"},
     tied={"cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight"},
     unused=r"(bert\.)?" + UNUSED + r"|cls\..*",
     prefix="bert.",

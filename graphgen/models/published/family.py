@@ -22,6 +22,9 @@ from graphgen.safetensors import Weight
 Source: TypeAlias = str | Part | Stack | Callable[[Any], Part]
 """What a checkpoint calls a parameter; a function gets the module that holds the packed one."""
 
+_NORMS = {r"(.*LayerNorm\.)gamma": r"\1weight", r"(.*LayerNorm\.)beta": r"\1bias"}
+"""What TensorFlow calls the weights of a norm, of any family."""
+
 
 @dataclass(frozen=True)
 class Family:
@@ -133,7 +136,7 @@ class Family:
         """
         found = unpacked(stored)
         for name in [*found]:
-            for pattern, now in self.older.items():
+            for pattern, now in (_NORMS | dict(self.older)).items():
                 if match := re.fullmatch(pattern, name):
                     found.setdefault(match.expand(now), found.pop(name))
         return found

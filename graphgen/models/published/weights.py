@@ -144,10 +144,12 @@ def part_of(weight: Weight, turned: bool, part: Part) -> Array:
 
 
 def stacked(weights: Sequence[Sequence[Weight]], alternate: bool) -> Array:
-    """Weights joined along the first axis, and these stacked."""
+    """Weights joined along the first axis, and these stacked; of several dtypes, as float32."""
+    mixed = len({weight.dtype for row in weights for weight in row}) > 1
 
     def joined(row: Sequence[Weight]) -> Array:
         arrays = [weight.read() for weight in row]
+        arrays = [array.astype(np.float32) for array in arrays] if mixed else arrays
         if not alternate:
             return np.concatenate(arrays)
         return np.stack(arrays, 1).reshape(-1, *arrays[0].shape[1:])
