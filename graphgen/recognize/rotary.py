@@ -15,12 +15,13 @@ from graphgen.graph import constant, is_float, present_inputs, produced_by
 from graphgen.infer import describe, same_shape
 from graphgen.match import Miss, Rewrite
 from graphgen.measure.reference import evaluate_node
-from graphgen.op import find_op
+from graphgen.op import find_op, is_a
 from graphgen.operands import Array
-from graphgen.ops.elementwise import neg
+from graphgen.ops.elementwise import mul, neg
 from graphgen.ops.layout import cast, dim, expand, rank, reshape, slice_
 from graphgen.ops.rotary import rotary_embedding, rotate
 from graphgen.recognize.axes import UNKNOWN_SIZE, View, leaves, size_of
+from graphgen.rounded import rest_below
 from graphgen.value import Tensor, Value
 
 
@@ -37,7 +38,10 @@ def _(node: ir.Node) -> Rewrite | Miss | None:
     for pairs in itertools.product(*(_factors(v) for n in sums for v in n.inputs)) if sums else ():
         features, angles = [x for x, _ in pairs], list(dict.fromkeys(angle for _, angle in pairs))
         x = _source([*ends, *features]) if len(angles) == 2 else None
-        turn = None if x is None else Rotation.of(x, angles, node.outputs[0])
+        turn = None if x is None else Rotation.of(x, x, angles, node.outputs[0])
+        laid = next((v for v in features if same_shape(v.shape, node.outputs[0].shape)), None)
+        if turn is None and x is not None and laid is not None and laid is not x:
+            turn = Rotation.of(laid, x, angles, node.outputs[0])  # x in two layouts
         if turn is not None:
             return replace(turn.rewrite(node.outputs[0]), anchor=sums[0])
         if x is not None and any(produced_by(v, "Concat") for v in (node.outputs[0], *features)):
@@ -91,7 +95,13 @@ def _moved(node: ir.Node | None) -> list[ir.Value]:
     """What a node moves, the same for all sizes of a run: sizes that only a run knows stay.
 
     A cast to a wider dtype changes no number: the runtime puts one before each float16 operand.
+    Signs are moved as well.
     """
+    if node is not None and is_a(node, mul):
+        x, signs = present_inputs(node)
+        known = constant(signs)
+        is_sign = known is not None and known.ndim < 2 and np.all(np.abs(known) == 1.0)
+        return [x] if is_sign and same_shape(x.shape, node.outputs[0].shape) else []
     if node is None or node.domain or node.op_type not in _MOVES:
         return []
     values, others = present_inputs(node), []
@@ -174,13 +184,14 @@ class Samples:
     def numbers(self, value: ir.Value, *, few: bool = False) -> Array:
         """Whole numbers in the shape of a value; small ones if they may be indices.
 
-        With `few`, if all rows behave the same, only the last size and 1 are kept.
+        With `few`, if all rows behave the same, only the last size and 1 are kept. Min(64, n), as
+        of a table that is cut, is n wherever the graph runs.
         """
         last = len(value.shape or ()) - 1
         sizes = [
             d
             if isinstance(d, int) and (d == 1 or i == last or not few)
-            else self.sizes.setdefault(str(d), 2 + len(self.sizes))
+            else self.sizes.setdefault(rest_below(str(d)) or str(d), 2 + len(self.sizes))
             for i, d in enumerate(value.shape or ())
         ]
         if is_float(value):
@@ -212,10 +223,13 @@ class Rotation:
     ends: list[ir.Value]
 
     @classmethod
-    def of(cls, x: ir.Value, angles: Sequence[ir.Value], y: ir.Value) -> "Rotation | None":
-        """How y is x turned by these angles, or None."""
-        few = _goes_by_rows(y, {x, *angles})
-        for interleaved in (False, True):
+    def of(
+        cls, x: ir.Value, source: ir.Value, angles: Sequence[ir.Value], y: ir.Value
+    ) -> "Rotation | None":
+        """How y is x turned by these angles, or None. All is made of the elements of `source`."""
+        few = x is source and _goes_by_rows(y, {x, *angles})
+        pairs = any(map(_is_one_of_pairs, angles))
+        for interleaved in (pairs, not pairs):
             with suppress(GraphgenError, ValueError, IndexError):  # from shapes that do not fit
                 above, doubled = Samples(_is_step, angles=True), []
                 for angle in angles:
@@ -224,18 +238,23 @@ class Rotation:
                     doubled.append(np.array_equal(c, _twice(half, interleaved)))
                 ends = above.ends if any(doubled) else list(angles)
                 samples = Samples(lambda n: n.op_type in ("Add", "Sub", "Mul") or bool(_moved(n)))
-                features, caches = samples.numbers(x, few=few), []
-                samples.known[x] = features
+                samples.known[source], caches = samples.numbers(source, few=few), []
+                features = samples.of(x)
                 for angle, twice in zip(angles, doubled, strict=True):
                     c = samples.numbers(angle, few=few)
                     caches.append(np.asarray(_firsts(c, interleaved)) if twice else c)
                     samples.known[angle] = _twice(caches[-1], interleaved) if twice else c
                 given = samples.of(y)
-                for tail, order, sign in itertools.product((1, 2), (1, -1), (1, -1)):
+                tails = (2, 1) if pairs else (1, 2)
+                for tail, order, sign in itertools.product(tails, (1, -1), (1, -1)):
                     sizes = x.shape[-tail:] if x.shape is not None else []
                     if len(features.shape) <= tail or not all(isinstance(d, int) for d in sizes):
                         continue
-                    if _is_turned(given, features, caches[::order], tail, interleaved, sign):
+                    alike = [
+                        c[..., 0] if tail == 2 and _is_one_of_pairs(angle) else c
+                        for c, angle in zip(caches, angles, strict=True)
+                    ]
+                    if _is_turned(given, features, alike[::order], tail, interleaved, sign):
                         return cls(
                             x, angles[::order], doubled[::order], interleaved, tail, sign, ends
                         )
@@ -247,7 +266,12 @@ class Rotation:
         assert view is not None and y.shape is not None and self.x.shape is not None
         lead = [leaves(d) for d in view.dims[: -self.tail]]
         feature = [axis for d in view.dims[-self.tail :] for axis in leaves(d)]
-        angles = [c.shape for c in self.angles if c.shape is not None]
+        views = [View.of(c) for c in self.angles]
+        angles = [c.shape.dims for c in self.angles if c.shape is not None]
+        for i, angle in enumerate(self.angles):
+            at = views[i]
+            if at is not None and self.tail == 2 and _is_one_of_pairs(angle):
+                views[i], angles[i] = replace(at, dims=at.dims[:-1]), angles[i][:-1]
         if not all(isinstance(shape[-1], int) for shape in angles):
             given = " and ".join(map(describe, self.angles))
             return Miss(f"{UNKNOWN_SIZE}: the angles are {given}")
@@ -270,8 +294,7 @@ class Rotation:
             return Miss(f"{UNKNOWN_SIZE}: x is {describe(self.x)}")
         x = x if y.dtype is None or self.x.dtype == y.dtype else cast(x, to=y.dtype)
         caches: list[Any] = []
-        for angle, doubled in zip(self.angles, self.doubled, strict=True):
-            at = View.of(angle)
+        for at, doubled in zip(views, self.doubled, strict=True):
             assert at is not None
             places = [i for i in ((-n, rows) if batch else (rows,)) if len(at.dims) + i > 0]
             dims = [[], [], *(at.dims[i - 1] for i in places), at.dims[-1]][-3:]
@@ -299,6 +322,11 @@ class Rotation:
         reason = f"{size_of(heads)} heads, {turned} of {features} features"
         reason += ", even and odd" if self.interleaved else ", by halves"
         return Rewrite(laid, [view.source, *self.ends], reason)
+
+
+def _is_one_of_pairs(angle: ir.Value) -> bool:
+    """Whether an angle may be one for both of a pair, as of complex numbers: (T, R/2, 1)."""
+    return angle.shape is not None and len(angle.shape) > 1 and angle.shape[-1] == 1
 
 
 def _goes_by_rows(y: ir.Value, ends: set[ir.Value]) -> bool:

@@ -144,6 +144,43 @@ def from_a_cache(x: Any, c: Any, s: Any) -> Any:
     return heads(x) * c + rotated(heads(x)) * s
 
 
+def cut_from_a_table(x: Any, c: Any, s: Any) -> Any:
+    """The first rows of constant caches, Min(64, t) of them, as cos[:t] in torch."""
+    c, s = (ops.slice_(f(LONG), [0], [ops.dim(x, 1)], [0]) for f in (np.cos, np.sin))
+    a, b = halves(heads(x))
+    return ops.concat(a * c - b * s, b * c + a * s, axis=-1)
+
+
+def rolled(x: Any, c: Any, s: Any) -> Any:
+    """The halves exchanged, and a constant of signs."""
+    a, b = halves(heads(x))
+    signs = np.repeat(np.array([-1.0, 1.0], np.float32), D // 2)
+    return heads(x) * doubled(c) + ops.concat(b, a, axis=-1) * signs * doubled(s)
+
+
+def in_two_layouts(x: Any, c: Any, s: Any) -> Any:
+    """One term of all features, the other of pairs, as einops lays them out."""
+    c, s = (
+        ops.reshape(
+            ops.expand(ops.unsqueeze(z, [1, 4]), [1, 1, 1, 1, 2]),
+            [ops.dim(x, 0), 1, ops.dim(x, 1), D],
+        )
+        for z in (c, s)
+    )
+    pairs = ops.reshape(heads(x), [ops.dim(x, 0), H, ops.dim(x, 1), D // 2, 2])
+    a, b = (ops.gather(pairs, np.asarray(i), axis=-1) for i in (0, 1))
+    turned = ops.reshape(stack(ops.neg(b), a), [ops.dim(x, 0), H, ops.dim(x, 1), D])
+    return heads(x) * c + turned * s
+
+
+def one_angle_for_each_pair(x: Any, c: Any, s: Any) -> Any:
+    """Complex numbers as torch.export takes them apart: both parts keep an axis of 1."""
+    y = ops.reshape(heads(x), [ops.dim(x, 0), H, ops.dim(x, 1), D // 2, 2])
+    (a, b), (c, s) = halves(y), (ops.unsqueeze(z, [1, 4]) for z in (c, s))
+    both = ops.concat(a * c - b * s, a * s + b * c, axis=-1)
+    return ops.reshape(both, [ops.dim(x, 0), H, ops.dim(x, 1), D])
+
+
 def the_operator(x: Any, c: Any, s: Any) -> Any:
     return ops.rotary_embedding(heads(x), c, s, interleaved=1)
 
@@ -163,6 +200,10 @@ SPELLINGS = [
     (partial_in_three, "4 heads, 4 of 8 features, by halves"),
     (partial_behind, "4 heads, 4 of 4 features, by halves"),
     (from_a_cache, "4 heads, 8 of 8 features, by halves"),
+    (cut_from_a_table, "4 heads, 8 of 8 features, by halves"),
+    (rolled, "4 heads, 8 of 8 features, by halves"),
+    (in_two_layouts, "4 heads, 8 of 8 features, even and odd"),
+    (one_angle_for_each_pair, "4 heads, 8 of 8 features, even and odd"),
     (the_operator, "4 heads, 8 of 8 features, even and odd"),
 ]
 
