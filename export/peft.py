@@ -54,13 +54,13 @@ def read_folder(folder: Path) -> Contents:
     if not isinstance(listed, list):
         problem = f"modules_to_save is {listed!r}; it must be a list of names"
         raise GraphgenError(f"{folder / CONFIG}: {problem}")
-    whole = [f".{name}." for name in listed]
+    whole = [f"{name}." for name in listed]  # PEFT takes every module whose name ends so
     if not present(folder / WEIGHTS):
         raise GraphgenError(f"{folder} has no {WEIGHTS}: save it with safe_serialization=True")
     weights, metadata = safetensors.read_headers(folder / WEIGHTS)
     for weight in weights:
         name = weight.name.removeprefix(_PREFIX)
-        kept = any(part in f".{name}" for part in whole)
+        kept = any(part in name for part in whole)
         size = 1 if name.endswith(".bias" if kept else MAGNITUDE) else 2
         known = name.endswith((".weight", ".bias") if kept else (A, B, MAGNITUDE))
         if not known or len(weight.shape) != size or not weight.dtype.is_floating_point():

@@ -530,6 +530,9 @@ def test_a_head_that_is_trained_beside_goes_with_the_adapter(tmp_path: Path, cap
         own.merged(path)
     with pytest.raises(GraphgenError, match=r"head\.bias was trained as a whole, \[4\], and the"):
         own.placed(gg.load(path))
+    # PEFT takes every module whose name ends so, as DistilBERT's pre_classifier for classifier.
+    (tmp_path / "peft" / CONFIG).write_text(json.dumps(config | {"modules_to_save": ["ead"]}))
+    assert Adapter.load(tmp_path / "peft").saved.keys() == {"head.weight", "head.bias"}
     for listed, told in (
         ("head", "must be a list"),
         ([], r"head\.bias is no matrix of a low-rank"),
