@@ -220,6 +220,25 @@ def maximum_twice(node: ir.Node) -> Rewrite | None:
     )
 
 
+@canonical(_reshape)
+def softmax_of_rows(node: ir.Node) -> Rewrite | None:
+    """softmax(x) on the rows of x, then in the shape of x: so onnx writes it of opset 12."""
+    made = produced_by(node.inputs[0], softmax, log_softmax)
+    rows = None if made is None else produced_by(made.inputs[0], flatten)
+    x = None if rows is None else rows.inputs[0]
+    if made is None or rows is None or x is None or x.shape is None:
+        return None
+    length, last = len(x.shape), read_attributes(softmax, made)["axis"] in (-1, 1)
+    shape = produced_by(node.inputs[1], _shape)
+    whole = shape is not None and shape.inputs[0] is x and not shape.attributes
+    if not last or read_attributes(flatten, rows)["axis"] % length != length - 1:
+        return None
+    if not whole and not same_shape(x.shape, node.outputs[0].shape):
+        return None
+    op = softmax if is_a(made, softmax) else log_softmax
+    return Rewrite(op(adopt(x), axis=-1), [x], "a softmax of rows")
+
+
 @canonical(reduce_sum, reduce_mean, reduce_max, reduce_min, reduce_prod)
 def axes_from_front(node: ir.Node) -> Rewrite | None:
     """Reductions count axes from the front: ONNX Runtime skips others if x is empty."""
@@ -335,9 +354,13 @@ def _of_same_shape(y: ir.Value) -> ir.Value | None:
         if x.shape is not None and all(map(is_named, x.shape)) and same_shape(x.shape, y.shape):
             return x
     if is_a(made, Trait.BROADCASTS):  # a number changes no shape
-        operands = [x for x in operands if (c := constant(x)) is None or c.ndim]
-        return operands[0] if len(operands) == 1 else None
+        operands = [x for x in operands if (c := constant(x)) is None or c.size != 1]
+        return operands[0] if len(operands) == 1 and _of_same_rank(operands[0], y) else None
     return operands[0] if is_a(made, softmax, log_softmax, tanh, cast) else None
+
+
+def _of_same_rank(a: ir.Value, b: ir.Value) -> bool:
+    return a.shape is not None and b.shape is not None and len(a.shape) == len(b.shape)
 
 
 @canonical(_shape)

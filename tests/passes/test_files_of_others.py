@@ -290,3 +290,44 @@ def test_norms_of_prepared_features_are_found(tmp_path: Path) -> None:
     [wanted] = ort.InferenceSession(file.SerializeToString(), providers=CPU).run(None, {"x": x})
     [got] = run_plain(best.model, {"x": x})
     assert np.abs(wanted - got).max() < 1e-6
+
+
+@pytest.mark.parametrize("axis", [1, 2])
+def test_an_old_softmax_along_the_last_axis_is_one_of_rows(tmp_path: Path, axis: int) -> None:
+    """onnx raises it with a Flatten and the Shape of its operand, where it cannot tell the rank.
+
+    That Shape would be another user of the scores of an attention.
+    """
+    text = f"""<ir_version: 7, opset_import: ["" : 11]>
+    main (float[n,4,t] x) => (float[a,b,t] y)
+      <int64[1] minus = {{-1}}, int64[1] two = {{2}}, int64[1] three = {{3}}> {{
+      s = Shape (x)
+      last = Slice (s, two, three)
+      sizes = Concat <axis = 0> (minus, two, last)
+      rows = Reshape (x, sizes)
+      y = Softmax <axis = {axis}> (rows)
+    }}"""
+    onnx.save(parser.parse_model(text), tmp_path / "m.onnx")
+    best = gg.optimize(gg.load(tmp_path / "m.onnx")).model
+    kinds = [node.op_type for node in best.graph]
+    assert ("Flatten" in kinds, kinds.count("Reshape")) == ((False, 1) if axis == 2 else (True, 2))
+    for n, t in ((2, 5), (1, 1)):
+        x = np.random.default_rng(0).standard_normal((n, 4, t)).astype(np.float32)
+        check(text, tmp_path, x=x)
+
+
+def test_a_product_with_one_number_has_the_shape_of_its_operand(tmp_path: Path) -> None:
+    """Also of a size that nobody named, and of a number in brackets, unless these add an axis."""
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    main (float[n,4] x, bool[n] keep) => (float[m,4] y, int64[2] s, float[1,m,4] z, int64[3] t)
+      <float[1] half = {0.5}, float[1,1,1] third = {0.3}> {
+      kept = Compress <axis = 0> (x, keep)
+      y = Mul (kept, half)
+      s = Shape (y)
+      z = Mul (kept, third)
+      t = Shape (z)
+    }"""
+    x = X.reshape(3, 4)
+    made = check(text, tmp_path, x=x, keep=np.array([True, False, True]))
+    shapes = {node.output[0]: node.input[0] for node in made.graph.node if node.op_type == "Shape"}
+    assert shapes == {"s": "kept", "t": "z"}
