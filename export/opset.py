@@ -258,10 +258,12 @@ def _convert(model: ir.Model) -> ir.Graph:
     for name, shape in before.items():
         if inputs[name].shape != shape:
             raise ValueError(f"the input {name} would change its shape")
+    graph.metadata_props.update(model.graph.metadata_props)
     for name, old in model.graph.initializers.items():
+        value = graph.initializers.get(name) or inputs[name]
+        value.metadata_props.update(old.metadata_props)
         if name in graph.initializers:
             continue
-        value = inputs[name]
         if name not in before:
             graph.inputs.remove(value)
         value.const_value = old.const_value

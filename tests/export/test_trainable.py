@@ -431,19 +431,22 @@ def test_what_the_maker_says_of_weights(tmp_path):
         trained(path)
 
 
-def test_what_torch_calls_a_parameter_is_trained_and_not_what_its_exporter_made(tmp_path):
+@pytest.mark.parametrize(
+    "old", ["", "u = Unsqueeze (x, last) d = DFT <axis = 1> (u) z = Shape (d)"]
+)
+def test_what_torch_calls_a_parameter_is_trained_and_not_what_its_exporter_made(tmp_path, old):
     """Such as the scale of CLIP's logits, and not a causal mask; a transposed weight stays one.
 
     A number that it made of parameters is called like the last operator, and told.
     """
-    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 18]>
-        g (float[b, 4] x) => (float[b, 4] y)
-        <float[4, 4] w = {1.0}, float scale = {2.0}, float val_0 = {0.5}, float exp = {0.5},
-            float[4] mask = {0.0}, float[4, 4] v = {1.0}> {
+    model = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["": 18]>
+        g (float[b, 4] x) => (float[b, 4] y{", int64[3] z" if old else ""})
+        <float[4, 4] w = {{1.0}}, float scale = {{2.0}}, float val_0 = {{0.5}}, float exp = {{0.5}},
+            float[4] mask = {{0.0}}, float[4, 4] v = {{1.0}}, int64[1] last = {{2}}> {{
             h = MatMul (x, w) s = Mul (h, scale) e = Add (s, val_0) f = Mul (e, exp)
             m = Add (f, mask)
-            y = MatMul (m, v) }""")
-    del model.graph.initializer[:]
+            y = MatMul (m, v) {old} }}""")
+    del model.graph.initializer[:-1]
     sizes = {"w": (4, 4), "scale": (), "val_0": (), "exp": (), "mask": (4,), "v": (4, 4)}
     for name, shape in sizes.items():
         array = np.full(shape, 0.5, np.float32)
@@ -464,6 +467,18 @@ def test_what_torch_calls_a_parameter_is_trained_and_not_what_its_exporter_made(
     assert trained(tmp_path / "m.onnx", "mask") == ["mask"]
 
 
+def made_old(path):
+    """Put a node into a file that no reader but onnx's converter raises, and its opset to 18."""
+    model = onnx.load(path)
+    model.graph.node.add().CopyFrom(helper.make_node("Unsqueeze", ["x", "last"], ["x_1"]))
+    model.graph.node.add().CopyFrom(helper.make_node("DFT", ["x_1"], ["dft"], axis=1))
+    model.graph.node.add().CopyFrom(helper.make_node("Shape", ["dft"], ["shape"]))
+    model.graph.initializer.append(numpy_helper.from_array(np.array([2]), "last"))
+    model.graph.output.add().CopyFrom(helper.make_tensor_value_info("shape", 7, [3]))
+    model.opset_import[0].version = 18
+    onnx.save(model, path)
+
+
 def of_dynamo(path, nodes, weights, parameters):
     """A file with what dynamo's exporter says of a module: its parameters, and its calls.
 
@@ -482,8 +497,12 @@ def of_dynamo(path, nodes, weights, parameters):
     return path
 
 
-def test_a_parameter_that_dynamo_dropped_is_refused(tmp_path):
-    """A bias of zeros, which its optimizer takes out of a Gemm; nothing else is lost."""
+@pytest.mark.parametrize("old", [False, True])
+def test_a_parameter_that_dynamo_dropped_is_refused(tmp_path, old):
+    """A bias of zeros, which its optimizer takes out of a Gemm; nothing else is lost.
+
+    Not even where onnx converts the graph, which drops what the file says of it.
+    """
     parameters = ["a.weight", "a.bias", "b.weight", "b.bias", "head.weight", "pooler.weight"]
     weights = {"val_0": normal(4, 4), "b.bias": normal(4), "val_3": normal(4, 4)}
     weights |= {"head.weight": normal(4, 4)}
@@ -499,6 +518,8 @@ def test_a_parameter_that_dynamo_dropped_is_refused(tmp_path):
     ]
     nodes[3] = (*nodes[3][:2], helper.make_node("MatMul", ["b", "head.weight"], ["y"]))
     path = of_dynamo(tmp_path / "m.onnx", nodes, weights, parameters)
+    if old:
+        made_old(path)
     with pytest.raises(GraphgenError, match=r"lacks a.bias, which torch.*from_torch"):
         trained(path)
     with pytest.raises(GraphgenError, match=r"lacks a.bias, which torch"):
