@@ -21,7 +21,7 @@ from graphgen.export.peft import CONFIG, check_matrices, read_folder, write_fold
 from graphgen.export.session import model_of
 from graphgen.export.write import replacing
 from graphgen.files import path_of, present, regular
-from graphgen.graph import ModelLike, constant
+from graphgen.graph import FORMER, ModelLike, constant
 from graphgen.infer import describe
 from graphgen.match import Engine, run_passes
 from graphgen.operands import Array
@@ -404,6 +404,8 @@ class Adapter:
         places = {name: [name] for name in known} | {
             name: modules for name, modules in wholes.items() if name not in known | short
         }
+        former = _former_names(model).items()
+        places = {old: places[now] for now, old in former if now in places} | places
         found = dict[str, list[str]]()
         for name in wanted:
             own = (self.published or {}).get(name, Part(name))
@@ -467,3 +469,16 @@ class Adapter:
             saved[f"{self.published[module].name}.{part}"] = array
         stable, dropout = self.rank_stabilized, self.dropout
         return Adapter(matrices, rank * times, alpha, stable, dropout, saved=saved, spots=spots)
+
+
+def _former_names(model: ir.Model) -> dict[str, str]:
+    """Other names by which adapters may know a module, by the one of `published_names`."""
+    try:
+        return {
+            str(now): str(old)
+            for now, old in json.loads(model.metadata_props.get(FORMER, "{}")).items()
+        }
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise GraphgenError(
+            f"the model's metadata {FORMER!r} is damaged ({error}): build the folder again"
+        ) from None

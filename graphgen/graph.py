@@ -46,6 +46,8 @@ why some are not trained by default, and `tied`, their other names; each by thei
 PUBLISHED = "graphgen.published"
 """Metadata of a checkpoint's graph: what the checkpoint calls each module with a product, and which
 part of how many equal ones along the outputs it is; as JSON."""
+FORMER = "graphgen.former"
+"""The metadata of a model that says by what other name adapters may know such a module."""
 
 
 class HasModel(Protocol):

@@ -8,7 +8,9 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import onnxruntime as ort
+import published_vision
 import pytest
+from random_checkpoints import random_checkpoint
 from small_models import relative_rms, vary
 
 import graphgen as gg
@@ -20,6 +22,7 @@ from graphgen.export.by_row import beside
 from graphgen.export.checkpoint import Checkpoint
 from graphgen.export.peft import CONFIG, WEIGHTS, write_folder
 from graphgen.export.trained import export_trained
+from graphgen.models.published import from_folder
 from graphgen.passes.training.adapters import A, B, LoRA, adapt
 
 RNG = np.random.default_rng(0)
@@ -557,3 +560,44 @@ def test_each_use_of_a_module_drops_out_by_itself() -> None:
     adapt(twice, LoRA("a", 2, dropout=0.5))
     numbers = {str(n.inputs[4].const_value.numpy()) for n in twice.graph if n.op_type == "Dropout"}  # type: ignore[union-attr]
     assert len(numbers) == 2
+
+
+@pytest.mark.parametrize(
+    ("part", "now", "older"),
+    [
+        ("query", "layers.0.attention.q_proj", "encoder.layer.0.attention.attention.query"),
+        ("output", "layers.0.attention.o_proj", "encoder.layer.0.attention.output.dense"),
+        ("up", "layers.0.mlp.fc1", "encoder.layer.0.intermediate.dense"),
+        ("down", "layers.0.mlp.fc2", "encoder.layer.0.output.dense"),
+        (
+            "value",
+            "encoder.layer.0.attention.v_proj",
+            "encoder.layer.0.attention.attention.value",
+        ),
+    ],
+)
+def test_modules_have_the_names_that_transformers_gives_them_now(
+    part: str, now: str, older: str, tmp_path: Path
+) -> None:
+    """Checkpoints keep the older ones, as adapters of before do, which are read, too."""
+    kind = "dinov2" if part == "value" else "deit"
+    random_checkpoint(tmp_path / "source", published_vision.fields(kind))
+    path = gg.export(from_folder(tmp_path / "source").model, tmp_path / "model.onnx")
+    gg.artifacts(path, tmp_path / "art", lora=rf"{part}$:2", output="logits")
+    found = Checkpoint.load(tmp_path / "art" / "checkpoint")
+    for array in found.trainable.values():
+        array[...] = RNG.standard_normal(array.shape)
+    found.save(tmp_path / "run")
+    own = Adapter.load(tmp_path / "run")
+    own.save(tmp_path / "peft")
+    file = tmp_path / "peft" / WEIGHTS
+    stored = {weight.name: weight.read() for weight in safetensors.read_header(file)}
+    assert f"base_model.model.{kind}.{now}.lora_A.weight" in stored
+    wanted = gg.export(own.merged(path), tmp_path / "wanted.onnx").read_bytes()
+    for names in (
+        stored,
+        {name.replace(f"{kind}.{now}", f"{kind}.{older}"): x for name, x in stored.items()},
+    ):
+        file.write_bytes(safetensors.to_bytes(names))
+        gg.export(Adapter.load(tmp_path / "peft").merged(path), tmp_path / "again.onnx")
+        assert (tmp_path / "again.onnx").read_bytes() == wanted

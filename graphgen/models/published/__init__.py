@@ -12,7 +12,6 @@ import onnx_ir as ir
 from graphgen.display import on_screen
 from graphgen.errors import GraphgenError, near
 from graphgen.files import present
-from graphgen.graph import PUBLISHED
 from graphgen.models.published.back import STORED, note, note_held
 from graphgen.models.published.cache import in_dtype
 from graphgen.models.published.config import Config
@@ -22,6 +21,7 @@ from graphgen.models.published.gguf import gguf_in, open_gguf
 from graphgen.models.published.gguf_names import read_gguf
 from graphgen.models.published.heads import Vectors
 from graphgen.models.published.language_model import PART_OF, language_only
+from graphgen.models.published.module_names import module_names, note_modules
 from graphgen.models.published.packed import FewBits, unpacked_names
 from graphgen.models.published.packing import packing_of
 from graphgen.models.published.saved_as import default_task, misfit_mend, own_code
@@ -150,7 +150,7 @@ def from_folder(
     except GraphgenError as error:
         mend = misfit_mend(config, task, chosen, [*family.tasks])
         raise GraphgenError(f"{error}{mend}") from error
-    names = family.modules(module, body=EMBEDS in task)
+    names = module_names(family, module, body=EMBEDS in task)
     if isinstance(getattr(module, "head", None), Vectors):
         embedding = sentence_head(folder, module.features, dtype)
         if embedding is not None:
@@ -171,8 +171,7 @@ def from_folder(
     noted = note(task, family.current(stored), several=len(parts) > 1, bare=bare)
     for model in models.values():
         note_held(family, module, model)
-        own = {n: [*part] for n, part in names.items() if f"{n}.weight" in model.graph.initializers}
-        model.metadata_props[PUBLISHED] = json.dumps(own, sort_keys=True)
+        note_modules(family, model, names)
         model.metadata_props[STORED] = noted
     return Pretrained(models, config, module, fresh, method, remarks)
 

@@ -40,7 +40,8 @@ class Family:
     they need not. `unused` is a pattern of weights that checkpoints may hold and the task may leave
     out. Products are x W in graphs; published weights are Wᵀ if `transposed`. Parameters whose last
     name is in `swapped` are stored with their last two axes swapped, too. What `held` matches is
-    not trained by transformers: buffers, and parameters without a gradient.
+    not trained by transformers: buffers, and parameters without a gradient. `renamed` maps patterns
+    of modules that transformers no longer calls as its checkpoints do: adapters have its names.
     """
 
     tasks: Mapping[str, Callable[[Config], Any]]
@@ -53,6 +54,7 @@ class Family:
     transposed: bool = True
     swapped: Collection[str] = ()
     held: str = ""
+    renamed: Mapping[str, str] = field(default_factory=dict)
 
     def sources(self, module: Module) -> dict[str, Part | Stack]:
         """The weight of each parameter: its name in the checkpoint, and which part of it."""
@@ -86,21 +88,6 @@ class Family:
             f"{path}.weight"
             for path, item in members(module)
             if isinstance(item, Linear) and self.transposed
-        }
-
-    def modules(self, module: Module, *, body: bool) -> dict[str, Part]:
-        """What the checkpoint calls each linear layer; of the `body` alone, without the prefix."""
-        sources = self.sources(module)
-        found = {
-            path: sources[f"{path}.weight"]
-            for path, item in members(module)
-            if isinstance(item, Linear)
-        }
-        prefix = self.prefix if body else ""
-        return {
-            path: part._replace(name=part.name.removeprefix(prefix).removesuffix(".weight"))
-            for path, part in found.items()
-            if isinstance(part, Part)
         }
 
     def check_ties(self, module: Module, stored: Mapping[str, Weight], where: str) -> None:

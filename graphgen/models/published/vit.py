@@ -1,5 +1,6 @@
 """ViT (arXiv 2010.11929), DeiT (2012.12877) and DINOv2 (2304.07193): images by their patches."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -125,10 +126,35 @@ VIT = {
     "up": "intermediate.dense",
     "down": "output.dense",
 }
+_LAYER = r"(.*\.)?encoder\.layer\.(\d+)\."
+_ATTENTION = {"attention.query": "q_proj", "attention.key": "k_proj", "attention.value": "v_proj"}
+_ATTENTION |= {"output.dense": "o_proj"}
+
+
+def _renamed(layer: str) -> dict[str, str]:
+    return {
+        rf"{_LAYER}attention\.{re.escape(old)}": rf"{layer}attention.{new}"
+        for old, new in _ATTENTION.items()
+    }
+
+
+RENAMED = {
+    **_renamed(r"\1layers.\2."),
+    rf"{_LAYER}intermediate\.dense": r"\1layers.\2.mlp.fc1",
+    rf"{_LAYER}output\.dense": r"\1layers.\2.mlp.fc2",
+}
+"""What transformers 5.23 calls the modules of ViT and DeiT."""
+
 UNUSED = r"(\w+\.)?(pooler\..*|embeddings\.mask_token)|(distillation_|cls_)?classifier\..*"
 
 FAMILIES = {
-    "vit": Family(tasks=tasks(vit), names={**VIT, "encoder": "vit"}, unused=UNUSED, prefix="vit."),
+    "vit": Family(
+        tasks=tasks(vit),
+        names={**VIT, "encoder": "vit"},
+        unused=UNUSED,
+        prefix="vit.",
+        renamed=RENAMED,
+    ),
     "deit": Family(
         tasks=tasks(vit),
         names={
@@ -139,6 +165,7 @@ FAMILIES = {
         older={r"cls_classifier\.(weight|bias)": r"classifier.\1"},
         unused=UNUSED,
         prefix="deit.",
+        renamed=RENAMED,
     ),
     "dinov2": Family(
         tasks=tasks(dinov2),
@@ -154,5 +181,6 @@ FAMILIES = {
         },
         unused=UNUSED,
         prefix="dinov2.",
+        renamed=_renamed(r"\1encoder.layer.\2."),
     ),
 }

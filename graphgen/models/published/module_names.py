@@ -1,0 +1,46 @@
+"""What a checkpoint and its adapters call the modules of a graph, as metadata of the model."""
+
+import json
+import re
+from collections.abc import Mapping
+
+import onnx_ir as ir
+
+from graphgen.graph import FORMER, PUBLISHED
+from graphgen.models.published.family import Family
+from graphgen.nn.linear import Linear
+from graphgen.nn.module import Module, members
+from graphgen.parts import Part
+
+
+def module_names(family: Family, module: Module, *, body: bool) -> dict[str, Part]:
+    """What the checkpoint calls each linear layer; of the `body` alone, without the prefix."""
+    sources = family.sources(module)
+    found = {
+        path: sources[f"{path}.weight"]
+        for path, item in members(module)
+        if isinstance(item, Linear)
+    }
+    prefix = family.prefix if body else ""
+    return {
+        path: part._replace(name=part.name.removeprefix(prefix).removesuffix(".weight"))
+        for path, part in found.items()
+        if isinstance(part, Part)
+    }
+
+
+def note_modules(family: Family, model: ir.Model, names: Mapping[str, Part]) -> None:
+    """Note these names in a model, of the modules that it has."""
+    own = {n: part for n, part in names.items() if f"{n}.weight" in model.graph.initializers}
+    now = {part.name: _now(family, part.name) for part in own.values()}
+    noted = {n: [*part._replace(name=now[part.name])] for n, part in own.items()}
+    model.metadata_props[PUBLISHED] = json.dumps(noted, sort_keys=True)
+    if former := {new: old for old, new in now.items() if new != old}:
+        model.metadata_props[FORMER] = json.dumps(former, sort_keys=True)
+
+
+def _now(family: Family, name: str) -> str:
+    for pattern, now in family.renamed.items():
+        if match := re.fullmatch(pattern, name):
+            return match.expand(now)
+    return name
