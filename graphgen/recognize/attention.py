@@ -166,7 +166,8 @@ def _rewrite(node: ir.Node, i: int, scores: Scores) -> Rewrite | Miss:
         if factor is None:
             given = describe(term.value)
             return Miss(f"the scores are multiplied by {given}, wanted one number for each query")
-        scores.q.source = scores.q.source * factor
+        q = scores.q.source
+        scores.q.source = q / factor if term.divides else q * factor
     mask = scores.mask(laid.target(laid.query, laid.key))
     if isinstance(mask, Miss):
         return mask

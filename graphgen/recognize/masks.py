@@ -120,6 +120,24 @@ def repeated_scalar(value: ir.Value | None) -> float | None:
     return float(array.reshape(-1)[0]) if np.all(array == array.reshape(-1)[0]) else None
 
 
+def asks_for_hidden_rows(condition: ir.Value | None, scores: ir.Value | None, axis: int) -> bool:
+    """Whether a condition is true where all scores along an axis are -infinity, and only there.
+
+    It is computed for rows of two scores, of all numbers that such a question may take for another.
+    """
+    if scores is None or scores.shape is None or len(scores.shape) < 2:
+        return False
+    numbers = np.array([-np.inf, np.finfo(np.float32).min, -1e9, 0.0, 1.0, np.inf, np.nan])
+    rows = np.stack(np.meshgrid(numbers, numbers), -1).reshape(
+        -1, *[1] * (len(scores.shape) - 2), 2
+    )
+    rows = np.moveaxis(rows, -1, axis)
+    infinite = [use.node for use in scores.uses() if use.node.op_type == "IsInf"]
+    known = {node.outputs[0]: np.isinf(rows) for node in infinite if not node.attributes}
+    made = Sampled({}, {scores: rows, **known})(condition)
+    return made is not None and np.array_equal(made, np.isneginf(rows).all(axis, keepdims=True))
+
+
 _MASKING = frozenset(
     "Add And Cast Concat ConstantOfShape CumSum Equal Expand Flatten Gather GatherND "
     "Greater GreaterOrEqual Identity Less LessOrEqual Max Min Mul Not Or Range Reshape Shape Slice "

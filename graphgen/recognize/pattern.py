@@ -15,6 +15,7 @@ from graphgen.match import CHANNELS, Rewrite
 from graphgen.op import Op
 from graphgen.ops.layout import expand, numpy_dtype, reshape, transpose
 from graphgen.ops.norm import layer_normalization
+from graphgen.ops.softmax import softmax
 from graphgen.recognize.algebra import (
     ROOT,
     UNKNOWN,
@@ -188,6 +189,10 @@ class Pattern:
             reason, layout = f"{reason} of channels", CHANNELS
         undefined = self.op is layer_normalization and not attributes["epsilon"]
         caveat = "a row of equal numbers would be NaN" if undefined else ""
+        # Beside -3.4e38 the logarithm of n is lost: n weights of 1.
+        logs = (n.outputs[0] for n in expression.nodes if n.op_type in ("Log", "ReduceLogSumExp"))
+        if self.op is softmax and any(map(expression.depends, logs)):
+            caveat = "a row that is masked entirely would give the mean"
         return Rewrite(result, list(expression.leaves), reason, caveat, layout=layout)
 
 

@@ -38,7 +38,13 @@ from graphgen.recognize.axes import (
     unify,
 )
 from graphgen.recognize.bounds import hides, is_low, is_tame, largest
-from graphgen.recognize.masks import ALWAYS, CAUSAL, meaning, repeated_scalar
+from graphgen.recognize.masks import (
+    ALWAYS,
+    CAUSAL,
+    asks_for_hidden_rows,
+    meaning,
+    repeated_scalar,
+)
 from graphgen.recognize.products import PRODUCTS, factor_in, multiplied, operand_of
 from graphgen.traits import Trait, has
 from graphgen.value import Tensor, adopt, graph_value
@@ -145,7 +151,7 @@ class Scores:
         self.keeps: list[Term] = []
         self.guards: list[Term] = []
         self.biases: list[Term] = []
-        self.rows: list[Term] = []  # a factor for each query
+        self.rows: list[Term] = []  # a factor of each query
         self.lows: list[float] = []
         self.bounds: dict[ir.Value, float] = {}  # if a number is low beside these scores alone
         self.sinks: ir.Value | None = None  # a score of each head more, without a value
@@ -178,11 +184,13 @@ class Scores:
         for i, (node, spine) in enumerate(steps):
             if not factors[i] > 0:
                 before = {done.op_type for done, _ in steps[:i]} - {"Mul", "Div", "Cast", *LAYOUT}
-                if node.op_type != "Mul" or before:
-                    other = content_of(node.inputs[1 - spine])
+                by = node.inputs[1 - spine]
+                divides = node.op_type == "Div" and spine == 0 and repeated_scalar(by) != 0.0
+                if not (node.op_type == "Mul" or divides) or before:
+                    other = content_of(by)
                     return Miss(f"{node.op_type} of the scores by {other}, wanted a number above 0")
                 factors[i] = 1.0
-                if (problem := found._term(found.rows, node, node.inputs[1 - spine])) is not None:
+                if (problem := found._term(found.rows, node, by, divides=divides)) is not None:
                     return problem
             found.scale *= factors[i]
             later = [after.op_type for after, _ in steps[i:]]
@@ -309,6 +317,12 @@ class Scores:
         asked = produced_by(node.inputs[0], "IsNaN")
         if i == 2 and asked is not None and asked.inputs[0] is node.inputs[2]:
             return None
+        made = produced_by(node.inputs[i], softmax) if i == 2 else None
+        if made is not None and asks_for_hidden_rows(
+            node.inputs[0], made.inputs[0], made.attributes.get_int("axis", -1)
+        ):
+            self.guards += self.keeps if {*self.lows} == {-np.inf} else []
+            return None
         self.ends += [value for value in node.inputs[:1] if value is not None]
         terms = [node.inputs[0]] if i == 2 else _conjuncts(node.inputs[0])
         problems = [self._term(self.guards, node, term, negated=i == 2) for term in terms]
@@ -422,6 +436,7 @@ class Term:
     """A mask or bias: its value and axes, what multiplies it, whether it says what to hide.
 
     If it is `loose`, it may have 1 where the scores have more; the operator repeats it along them.
+    A factor may be one that `divides`: its reciprocal may be infinite.
     """
 
     value: Any
@@ -429,6 +444,7 @@ class Term:
     factor: float = 1.0
     negated: bool = False
     loose: bool = False
+    divides: bool = False
 
     def key(self) -> object:
         """A key that is equal for the same value along the same axes; constants by content."""

@@ -1119,6 +1119,47 @@ def test_a_bias_in_double_is_cast() -> None:
     compare(model, best.model, bias=np.random.default_rng(0).normal(size=(2, H, 5, 5)))
 
 
+@pytest.mark.parametrize("low", [LOWEST, -math.inf])
+@pytest.mark.parametrize("asked", [-math.inf, LOWEST])
+def test_a_guard_of_rows_without_scores_is_what_attention_does(low: float, asked: float) -> None:
+    """As softmax(s).masked_fill((s == -inf).all(-1, keepdim=True), 0) in torch."""
+
+    def body(q: Any, k: Any, v: Any, mask: Any) -> Any:
+        s = ops.where(mask, plain_scores(q, k), low)
+        hidden = ops.cast(ops.equal(s, asked), to=ir.DataType.INT64)
+        none = ops.cast(ops.reduce_min(hidden, [3]), to=ir.DataType.BOOL)
+        return merge(ops.where(none, 0.0, ops.softmax(s)) @ heads(v))
+
+    model = build(body, primitives=True, q=Q, k=K, v=K, mask=gg.bool_["t", "s"])
+    best = optimize(model, verify=True, strict_masked_rows=True)
+    assert ("Attention" in count_operators(best.model)) == (asked == -math.inf)
+    rng = np.random.default_rng(0)
+    feeds = {n: rng.standard_normal((2, 4, H * D)).astype(np.float32) for n in "qkv"}
+    feeds["mask"] = np.tril(np.ones((4, 4), bool), -1)  # nothing is left of row 0
+    wanted, got = run_plain(model, feeds)[0], run_plain(best.model, feeds)[0]
+    assert np.array_equal(np.isnan(wanted), np.isnan(got))
+    assert relative_rms(*map(np.nan_to_num, (wanted, got))) < ROUNDING
+    assert np.all(wanted[:, 0] == 0) == (low == asked)
+
+
+@pytest.mark.parametrize("shape", [(1,), (H, 1, 1), ("t", 1)], ids=str)
+def test_scores_are_divided_by_a_number_that_is_computed(shape: Any) -> None:
+    """A learned temperature, of all heads, of each, or of each query; not of each key."""
+
+    def body(q: Any, k: Any, v: Any, by: Any) -> Any:
+        return merge(ops.softmax(heads(q) @ heads(k, (0, 2, 3, 1)) / ops.abs(by)) @ heads(v))
+
+    model = build(body, primitives=True, q=Q, k=K, v=K, by=gg.float32[shape])
+    best = optimize(model, verify=True)
+    assert count_operators(best.model).get("Attention") == 1
+    rng = np.random.default_rng(0)
+    feeds = {n: rng.standard_normal((2, 4, H * D)).astype(np.float32) for n in "qkv"}
+    size = [4 if n == "t" else n for n in shape]
+    feeds["by"] = rng.uniform(-3.0, -0.5, size).astype(np.float32)
+    wanted, got = run_plain(model, feeds)[0], run_plain(best.model, feeds)[0]
+    assert relative_rms(wanted, got) < ROUNDING
+
+
 def test_a_guard_of_another_mask_is_told_by_name() -> None:
     def body(q: Any, k: Any, v: Any, mask: Any, other: Any) -> Any:
         s = ops.where(mask, plain_scores(q, k), LOWEST)

@@ -172,6 +172,18 @@ def test_who_asks_for_an_overflow_sees_it() -> None:
     assert np.array_equal(run_plain(best.model, {"x": x})[0], run_plain(model, {"x": x})[0])
 
 
+def test_a_logarithm_that_is_lost_in_rows_that_are_masked_has_a_caveat() -> None:
+    """-3.4e38 + log n is -3.4e38 in float32, so that each weight is 1; it is 1/n in Softmax."""
+
+    def body(x: Any) -> Any:
+        return ops.exp(x - ops.reduce_log_sum_exp(x, [-1]))
+
+    model = build(body, x=gg.float32["b", 8])
+    [(status, reason)] = remarks(optimize(model))
+    assert status == "fired" and "masked entirely" in reason
+    assert "Softmax" not in count_operators(optimize(model, strict_masked_rows=True).model)
+
+
 @pytest.mark.parametrize("tested", [False, True])
 @pytest.mark.parametrize(("largest", "summed"), [(3, 0), (0, 3), (3, 3)])
 def test_a_maximum_that_varies_along_the_sum_does_not_cancel(
