@@ -182,3 +182,27 @@ def test_other_outputs_are_there_if_the_artifacts_were_asked_for_them(tmp_path):
     assert not np.allclose(found(x=x)[1], wanted)  # the trained body
     with pytest.raises(GraphgenError, match=r"outputs has 'size'; .*did you mean 'sizes'"):
         gg.artifacts(model, tmp_path / "art", output="kinds", outputs=["size"])
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_gradient_that_no_input_changes_is_trained_with(tmp_path, accumulate):
+    """That of a bias, of a mean over a size that is known: it is a constant of the file."""
+
+    class Line(nn.Module):
+        def __init__(self):
+            self.weight = nn.Parameter((3,), initialize=nn.module.ones)
+            self.bias = nn.Parameter((3,), initialize=nn.module.zeros)
+
+        def __call__(self, x):
+            return ops.reduce_mean(x * self.weight + self.bias, keepdims=0)
+
+    how = {"optimizer": gg.SGD(), "accumulate": accumulate}
+    gg.artifacts(gg.build(Line(), x=gg.float32[2, 3]), tmp_path, loss="output", **how)
+    one, x = session(tmp_path), np.arange(6, dtype=np.float32).reshape(2, 3)
+    one.set_learning_rate(0.5)
+    for _ in range(accumulate):
+        one.train_step({"x": x})
+    np.testing.assert_allclose(one.gradients["bias"], np.full(3, accumulate / 3), rtol=1e-6)
+    np.testing.assert_allclose(one.gradients["weight"], accumulate * x.sum(0) / 6, rtol=1e-6)
+    assert one.optimizer_step()
+    np.testing.assert_allclose(one.parameters["bias"], np.full(3, -accumulate / 6), rtol=1e-6)

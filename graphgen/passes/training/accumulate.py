@@ -194,12 +194,15 @@ def _gradients_as_outputs(model: ir.Model) -> Replacement:
     for node in _accumulators(graph):
         buffer, gradient, _ = node.inputs
         assert buffer is not None and gradient is not None
-        if gradient in made or gradient.producer() is None:
-            graph.insert_before(node, identity := identity_of(gradient))
-            gradient = identity.outputs[0]
         name = str(buffer.name)
         own = name.removesuffix(BUFFER)
-        gradient.name = own + (GRADIENT if own != name else NEXT)
+        result = own + (GRADIENT if own != name else NEXT)
+        if gradient in made or gradient.producer() is None:
+            if gradient.name == result:  # a constant, whose name its copy gets
+                gradient.name = f"{result}.constant"
+            graph.insert_before(node, identity := identity_of(gradient))
+            gradient = identity.outputs[0]
+        gradient.name = result
         made.append(gradient)
         graph.outputs.remove(node.outputs[0])
         graph.remove(node, safe=True)
