@@ -160,7 +160,7 @@ def named(batch: Any, inputs: Mapping[str, TensorType], who: str) -> Batch:
                 f"{', '.join(inputs)}, in this order, or a dictionary"
             )
         batch = dict(zip(inputs, batch, strict=True))
-    if not isinstance(batch, Mapping) or not batch:
+    if not isinstance(batch, Mapping) or (inputs and not batch):
         raise GraphgenError(
             f"{who} is a {type(batch).__name__}; give a dictionary with arrays for "
             f"{', '.join(inputs)}, or a tuple of them"

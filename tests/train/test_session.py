@@ -206,3 +206,18 @@ def test_a_gradient_that_no_input_changes_is_trained_with(tmp_path, accumulate):
     np.testing.assert_allclose(one.gradients["weight"], accumulate * x.sum(0) / 6, rtol=1e-6)
     assert one.optimizer_step()
     np.testing.assert_allclose(one.parameters["bias"], np.full(3, -accumulate / 6), rtol=1e-6)
+
+
+def test_a_model_without_inputs_is_trained(tmp_path):
+    class Point(nn.Module):
+        def __init__(self):
+            self.place = nn.Parameter((3,), initialize=nn.module.ones)
+
+        def __call__(self):
+            return ops.reduce_sum((self.place - np.float32([1, 2, 3])) ** 2, keepdims=0)
+
+    gg.artifacts(gg.build(Point()), tmp_path, loss="output", optimizer=gg.SGD())
+    assert session(tmp_path).train_step() == session(tmp_path).train_step({}) == 5
+    trainer = Trainer(tmp_path, threads=1, schedule=schedule.constant(0.1))
+    trainer.fit([{}] * 30, progress=False)
+    np.testing.assert_allclose(trainer.parameters["place"], [1, 2, 3], atol=0.01)
