@@ -45,7 +45,7 @@ from graphgen.export.documents import keep_apart
 from graphgen.export.inference import evaluated
 from graphgen.export.joined import joined
 from graphgen.export.losses import AnyLoss, InputType, attach_loss
-from graphgen.export.opset import keeps_meaning, stamp
+from graphgen.export.opset import hide_from_checker, keeps_meaning, stamp
 from graphgen.export.optimizers import AdamW, Optimizer, check_profile
 from graphgen.export.past import without_past
 from graphgen.export.precision import DTYPES, LOSS_SCALE, Precision
@@ -481,12 +481,13 @@ def _to_bytes(model: ir.Model, runtime: Target) -> bytes:
         )
     common.NameFixPass()(model)  # bodies of a loop and of its gradient begin with the same names
     proto = ir.to_proto(model)
+    data: bytes = proto.SerializeToString(deterministic=True)
+    hide_from_checker(proto)
     try:
         onnx.checker.check_model(proto)
     except onnx.checker.ValidationError as error:
         reason = " ".join(str(error).split())
         raise GraphgenError(f"artifacts: the model is not valid ONNX: {reason}") from error
-    data: bytes = proto.SerializeToString(deterministic=True)
     return data
 
 

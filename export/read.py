@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -85,7 +86,7 @@ def load(path: str | os.PathLike[str]) -> ir.Model:
     try:
         lift_constants(model)
         for value in model.graph.initializers.values():
-            value.meta[CONSTANT] = value.name in made
+            value.meta[CONSTANT] = value.name in made or _is_scripted_constant(str(value.name))
         tidy(model)
         with without_defaults(model):
             infer_model(model)
@@ -93,6 +94,11 @@ def load(path: str | os.PathLike[str]) -> ir.Model:
         cause = error if isinstance(error, GraphgenError) else error.__cause__
         raise GraphgenError(f"{who}: {cause}") from error
     return model
+
+
+def _is_scripted_constant(name: str) -> bool:
+    """Whether TorchScript's exporter called a Constant so: other tools make it an initializer."""
+    return re.fullmatch(r"(.*/)?Constant(_\d+)?_output_0", name) is not None
 
 
 def _read(path: Path, who: str) -> tuple[onnx.ModelProto, dict[str, memoryview]]:

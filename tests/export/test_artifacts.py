@@ -28,6 +28,7 @@ from graphgen.targets import newest_opset, target
 from graphgen.train.lower import lower
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
+FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
 X = gg.float32["n", 3]
 X4 = np.ones((2, 4), np.float32)
 FILES = ["checkpoint", "eval_model.onnx", "optimizer_model.onnx", "training_model.onnx"]
@@ -530,3 +531,30 @@ def test_the_first_rewrites_are_applied_alone(tmp_path):
     with pytest.raises(GraphgenError, match=r"no Attention; only 1 rewrites .* larger stop_after"):
         artifacts(build(), tmp_path / "none", stop_after=1)
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("name", ["llama_torchscript_eager_14", "bert_dynamo_sdpa_23"])
+def test_a_file_that_the_runtime_saved_trains_what_its_source_does(tmp_path, name):
+    """With SimplifiedLayerNormalization, which ONNX lacks, and Constants as initializers."""
+    source, saved = FIXTURES / f"{name}.onnx", tmp_path / "saved.onnx"
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.optimized_model_filepath, options.log_severity_level = str(saved), 3
+    output = ort.InferenceSession(source, options).get_outputs()[0].name
+    found = []
+    for path in (source, saved):
+        artifacts(path, tmp_path / path.stem, loss="mse", output=output, profile="stock")
+        session = gg.TrainingSession(tmp_path / path.stem, threads=1)
+        rng = np.random.default_rng(0)
+        batch = {}
+        for given, kind in session.inputs.items():
+            shape = [d if isinstance(d, int) else 3 for d in kind.dims]
+            x = rng.normal(size=shape) if kind.dtype == np.float32 else rng.integers(1, 2, shape)
+            batch[given] = x.astype(kind.dtype)
+        found.append((session.train_step(batch), session.gradients))
+    (loss, wanted), (again, gradients) = found
+    assert again == pytest.approx(loss, rel=1e-5)
+    assert gradients.keys() == wanted.keys()
+    largest = max(np.abs(g).max() for g in wanted.values())  # those of keys' biases are 0
+    for name, g in wanted.items():
+        np.testing.assert_allclose(gradients[name], g, rtol=1e-4, atol=1e-6 * largest)
