@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
@@ -236,18 +237,24 @@ def _rows(node: ir.Node, i: int) -> int | None:
     return size if isinstance(size, int) else None
 
 
+_NUMBERED = re.compile(r"_dynamic_axes_(\d+)$")
+"""What TorchScript calls an axis of an input that it was given no name for."""
+
+
 def sizes_of(model: ir.Model, base: int, *, long: bool = False) -> list[dict[str, int]]:
     """Sizes of the symbols that may fit together, starting from one size.
 
     All are different; or those without a name are equal, since the caches of a loop grow together,
-    which their symbols do not say; or one is the sum of two: a mask over past and present tokens is
-    as long as both together, whatever its axis is called. With `long`, also multiples of what
-    windows and strides often divide, many strides long, except for what only counts rows.
+    which their symbols do not say; so are axes of inputs that TorchScript has numbered, of which
+    the first count rows; or one is the sum of two: a mask over past and present tokens is as long
+    as both together, whatever its axis is called. With `long`, also multiples of what windows and
+    strides often divide, many strides long, except for what only counts rows.
     """
     dims = [d for v in model.graph.inputs for d in v.shape or () if isinstance(d, ir.SymbolicDim)]
     named = {name: is_named(d) for d in dims for name in sorted(d.free_symbols()) or [str(d)]}
     apart = {name: base + i for i, name in enumerate(named)}
     alike = {name: base + named[name] * (i + 1) for i, name in enumerate(named)}
+    numbered = {name: base + int(n[1]) for name in named if (n := _NUMBERED.search(name))}
     few = named if len(named) <= _MOST_SUMS else {}
     sums = [
         apart | {whole: apart[one] + apart[other]}
@@ -265,7 +272,7 @@ def sizes_of(model: ir.Model, base: int, *, long: bool = False) -> list[dict[str
     steps = {name: 2 + (base + i) % 2 for i, name in enumerate(n for n in named if n in inner)}
     chosen = _STEPS if long and steps else ()
     longer = [rows | {name: n * step for name, n in steps.items()} for step in chosen]
-    given = [apart, alike, *sums, *(x if _is_small(model, x) else apart for x in longer)]
+    given = [apart, alike, apart | numbered, *sums, *(x if _is_small(model, x) else apart for x in longer)]
     shown = sorted(model.graph.meta.get(SHOWN, {}).items(), key=lambda pair: len(pair[0]))
     for sizes in given:
         for every, part in shown:  # a mask that is no longer than what it masks, say
