@@ -63,7 +63,10 @@ def simplified(text: str) -> int | str | None:
         return int(text)
     [form], own = common_form([text])
     short = _simplified(form)
-    return own(short) if isinstance(short, str) else short
+    if isinstance(short, str):
+        short = own(short)
+        return int(short) if short.isdigit() else short
+    return short
 
 
 @lru_cache(TEXTS)
@@ -74,14 +77,17 @@ def _simplified(text: str) -> str | None:
         short = flattened(_short(text))
     except ValueError:
         return None
-    return short if short.isidentifier() or "//" in text or "floor(" in text else text
+    whole = short.isidentifier() or short.isdigit()
+    return short if whole or "//" in text or "floor(" in text else text
 
 
 @lru_cache(TEXTS)
-def dim_of(text: str) -> ir.SymbolicDim:
-    """The dimension that an expression stands for, in short form unless that is a number."""
+def dim_of(text: str) -> ir.SymbolicDim | int:
+    """The dimension that an expression stands for, in short form."""
     [form], own = common_form([text])
     short = _short(form)
+    if short.isdigit():
+        return int(short)
     return ir.SymbolicDim(own(short) if ir.SymbolicDim(short).free_symbols() else text)
 
 

@@ -272,7 +272,13 @@ def sizes_of(model: ir.Model, base: int, *, long: bool = False) -> list[dict[str
     steps = {name: 2 + (base + i) % 2 for i, name in enumerate(n for n in named if n in inner)}
     chosen = _STEPS if long and steps else ()
     longer = [rows | {name: n * step for name, n in steps.items()} for step in chosen]
-    given = [apart, alike, apart | numbered, *sums, *(x if _is_small(model, x) else apart for x in longer)]
+    given = [
+        apart,
+        alike,
+        apart | numbered,
+        *sums,
+        *(x if _is_small(model, x) else apart for x in longer),
+    ]
     shown = sorted(model.graph.meta.get(SHOWN, {}).items(), key=lambda pair: len(pair[0]))
     for sizes in given:
         for every, part in shown:  # a mask that is no longer than what it masks, say

@@ -170,6 +170,12 @@ def check_optimized(case: Case, proto: onnx.ModelProto, trials: list[Any], path:
             "y = Slice (c, s, #[9223372036854775807], #[0])",
             "m 4",
         ),
+        (
+            "float[n, 4] x, float[32, 4] z",
+            "c = Concat <axis = 0> (x, z) s = Shape <end = 1> (x) "
+            "y = Slice (c, s, #[9223372036854775807], #[0])",
+            "32 4",
+        ),
         ("float[n, 4] x, int64[1] k", "y = Slice (x, k, #[3], #[0])", "? 4"),
         (
             "float[n, 4] x",
