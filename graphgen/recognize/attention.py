@@ -34,7 +34,7 @@ from graphgen.recognize.axes import (
 )
 from graphgen.recognize.contractions import contraction
 from graphgen.recognize.products import PRODUCTS, factor_in, multiplied, operand_of
-from graphgen.recognize.scores import Scores, between, origin_of, products_above, weights_of
+from graphgen.recognize.scores import Scores, Term, between, origin_of, products_above, weights_of
 from graphgen.value import Tensor, adopt, graph_value
 
 
@@ -168,6 +168,7 @@ def _rewrite(node: ir.Node, i: int, scores: Scores) -> Rewrite | Miss:
             return Miss(f"the scores are multiplied by {given}, wanted one number for each query")
         q = scores.q.source
         scores.q.source = q / factor if term.divides else q * factor
+    scores.biases = _summed(scores.biases)
     mask = scores.mask(laid.target(laid.query, laid.key))
     if isinstance(mask, Miss):
         return mask
@@ -184,6 +185,26 @@ def _rewrite(node: ir.Node, i: int, scores: Scores) -> Rewrite | Miss:
         result = cast_like(result, adopt(node.outputs[0]))
     result = result if factor_in(node) == 1.0 else result * factor_in(node)
     return Rewrite(result, ends, f"{laid.description}, {mask.description}", caveat=mask.caveat)
+
+
+def _summed(terms: list[Term]) -> list[Term]:
+    """Terms of more than four axes that lack one of each other's, as of rows and columns, as one.
+
+    The sum repeats both at once; each by itself would be written out before.
+    """
+    done = list[Term]()
+    for term in terms:
+        last = done[-1] if done else term
+        a, b = ([leaves(d) for d in x.view.dims] for x in (last, term))
+        lacks = [(not x, not y) for x, y in zip(a, b, strict=False) if x != y]
+        alike = len(a) == len(b) > 4 and all(map(any, lacks)) and not (last.loose or term.loose)
+        if not alike or len({*lacks}) < 2:
+            done.append(term)
+            continue
+        dims = [x or y for x, y in zip(a, b, strict=True)]
+        total = adopt(last.value) * last.factor + adopt(term.value) * term.factor
+        done[-1] = Term(total, View(total, dims, dims))
+    return done
 
 
 @dataclass

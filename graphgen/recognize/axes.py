@@ -388,7 +388,10 @@ def size_in(dimension: Dim, known: Sequence[View]) -> Any:
             if whole and all(isinstance(axis.size, int) for axis in rest):
                 size = dim(view.source, i)
                 return size // size_of(rest) if rest else size
-    return None
+    if len(dimension) < 2:
+        return None
+    parts: list[Any] = [size_in([axis], known) for axis in dimension]
+    return None if None in parts else math.prod(parts)
 
 
 def _size_of_input(dimension: Dim, known: Sequence[View]) -> Any:

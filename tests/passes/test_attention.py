@@ -1119,6 +1119,32 @@ def test_a_bias_in_double_is_cast() -> None:
     compare(model, best.model, bias=np.random.default_rng(0).normal(size=(2, H, 5, 5)))
 
 
+def test_biases_of_rows_and_columns_of_an_image_of_any_size() -> None:
+    """As in SAM and MViT: one of each is added in six dimensions, which are four in the softmax."""
+
+    def body(x: Any, rows: Any, columns: Any) -> Any:
+        b, h, w = (ops.dim(x, i) for i in (0, 2, 3))
+        q = ops.transpose(ops.reshape(x, [b, H, D, h * w]), perm=[0, 1, 3, 2])
+        s = ops.reshape(q @ ops.swap_last(q) / math.sqrt(D), [b, H, h, w, h, w])
+        s = s + ops.unsqueeze(rows, [5]) + ops.unsqueeze(columns, [4])
+        s = ops.reshape(s, [b, H, h * w, h * w])
+        return ops.softmax(s) @ q
+
+    model = build(
+        body, primitives=True, x=gg.float32["b", H * D, "h", "w"],
+        rows=gg.float32["b", H, "h", "w", "h"], columns=gg.float32["b", H, "h", "w", "w"],
+    )  # fmt: skip
+    best = optimize(model, verify=True)
+    found = count_operators(best.model)
+    assert (found["Attention"], found.get("Expand", 0)) == (1, 0)
+    rng = np.random.default_rng(0)
+    for b, h, w in ((2, 3, 4), (1, 1, 1), (3, 5, 1)):
+        shapes = {"x": (H * D, h, w), "rows": (H, h, w, h), "columns": (H, h, w, w)}
+        feeds = {n: rng.normal(size=(b, *size)).astype(np.float32) for n, size in shapes.items()}
+        wanted, got = run_plain(model, feeds)[0], run_plain(best.model, feeds)[0]
+        assert relative_rms(wanted, got) < ROUNDING
+
+
 @pytest.mark.parametrize("low", [LOWEST, -math.inf])
 @pytest.mark.parametrize("asked", [-math.inf, LOWEST])
 def test_a_guard_of_rows_without_scores_is_what_attention_does(low: float, asked: float) -> None:
