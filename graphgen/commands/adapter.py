@@ -1,7 +1,7 @@
 """The command `adapter`: what low-rank training made, as files for other programs."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,29 +14,46 @@ EXAMPLE = "runs/a -o adapter"
 def run(options: argparse.Namespace) -> None:
     """Write what low-rank training made, for PEFT or the runtime."""
     from graphgen.export.adapters import ENDING, Adapter
+    from graphgen.export.by_row import parts_within
     from graphgen.export.folders import write_like
+    from graphgen.export.read import load
     from graphgen.export.write import export
 
     if (options.model is None) != (options.base is None):
         raise GraphgenError("--model and --base write the model for the adapter; give both")
     found = Adapter.load(options.source)
+    files = {options.output: found}
+
+    def bases(graphs: Sequence[Path]) -> list[Any]:
+        """The graphs with inputs; a session refuses a file with matrices of another graph."""
+        models = [load(graph) for graph in graphs]
+        parts = dict(zip(graphs, parts_within("adapter", found, models), strict=True))
+        if len(graphs) > 1:
+            files.clear()
+            own = {g: options.output.with_suffix(f".{g.stem}{ENDING}") for g in graphs}
+            files.update({own[graph]: part for graph, part in parts.items() if part.modules})
+        return [
+            part.base(model) if part.matrices or part.saved else model
+            for part, model in zip(parts.values(), models, strict=True)
+        ]
+
     if options.base is not None:
         if options.output.suffix != ENDING:
             raise GraphgenError(f"--base is for an adapter in a file {ENDING}: give -o such a name")
         if options.model.is_dir():
-            write_like(
-                "adapter", options.model, options.base, lambda files: [*map(found.base, files)]
-            )
+            write_like("adapter", options.model, options.base, bases)
         else:
             export(found.base(options.model), options.base)
     if options.output.suffix == ENDING:
-        found.export(options.output)
+        for path, part in files.items():
+            part.export(path)
     else:
         found.save(options.output)
-    size = sum(array.size for array in (found.matrices | found.saved).values())
-    whole = f", and {', '.join(found.whole)} as a whole" if found.saved else ""
-    sizes = f"rank {found.rank} at {len(found.modules)} modules{whole}, {size:,} numbers"
-    print(f"{options.output}: {sizes}")
+    for path, part in files.items():
+        size = sum(array.size for array in (part.matrices | part.saved).values())
+        whole = f", and {', '.join(part.whole)} as a whole" if part.saved else ""
+        sizes = f"rank {part.rank} at {len(part.modules)} modules{whole}, {size:,} numbers"
+        print(f"{path}: {sizes}")
     if options.base is not None:
         print(f"{options.base}: the model, with inputs for the adapter")
 

@@ -7,12 +7,15 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime as ort
 import pytest
 from random_checkpoints import CAUSAL, SEQ2SEQ, random_checkpoint
+from small_models import relative_rms
 
 import graphgen as gg
 from graphgen.commands import main
 from graphgen.errors import GraphgenError
+from graphgen.export.checkpoint import Checkpoint
 from graphgen.export.past import without_past
 from graphgen.generation import Generator, decoder, speculation
 from graphgen.generation.options import LOOKUP
@@ -299,3 +302,46 @@ def test_caches_that_stay(model: ir.Model) -> None:
     before = [str(value) for value in model.graph.inputs]
     without_past(model)
     assert [str(value) for value in model.graph.inputs] == before
+
+
+def test_each_graph_of_an_encoder_decoder_has_a_file_beside_its_base(
+    tmp_path: Path, capsys: Any
+) -> None:
+    source = random_checkpoint(tmp_path / "source", SEQ2SEQ["bart"])
+    out, beside, run = tmp_path / "out", tmp_path / "beside", tmp_path / "run"
+    assert main(["build", str(source), "-o", str(out)]) == 0
+    assert main(["artifacts", str(out), "-o", str(tmp_path / "art"), "--lora", "query:2"]) == 0
+    found, random = Checkpoint.load(tmp_path / "art" / "checkpoint"), np.random.default_rng(0)
+    for array in found.trainable.values():
+        array[...] = random.standard_normal(array.shape) / 3
+    found.save(run)
+    capsys.readouterr()
+    file = str(beside / "a.onnx_adapter")
+    words = ["adapter", str(run), "-o", file, "--model", str(out), "--base", str(beside)]
+    assert main(words) == 0
+    assert capsys.readouterr().out.count("rank 2 at ") == 2
+    own, ids = gg.Adapter.load(run), np.array([[5, 7, 9, 4]])
+    hidden = random.standard_normal((1, 4, 64), np.float32)
+    for name, modules in (("encoder_model", 2), ("decoder_model_merged", 6)):
+        part = own.within(gg.load(out / "onnx" / f"{name}.onnx"))
+        assert len(part.modules) == modules
+        merged = gg.export(part.merged(out / "onnx" / f"{name}.onnx"), tmp_path / f"{name}.onnx")
+        active = ort.RunOptions()
+        adapter = ort.LoraAdapter()
+        adapter.Load(str(beside / f"a.{name}.onnx_adapter"))
+        active.add_active_adapter(adapter)
+        results = []
+        for path, options in ((beside / "onnx" / f"{name}.onnx", active), (merged, None)):
+            session = ort.InferenceSession(path)
+            given = {"input_ids": ids, "encoder_hidden_states": hidden}
+            given |= dict.fromkeys(("attention_mask", "encoder_attention_mask"), ids // ids)
+            given["use_cache_branch"] = np.zeros(1, bool)
+            feeds = {
+                x.name: given[x.name]
+                if x.name in given
+                else np.zeros((1, x.shape[1], 0, x.shape[3]), np.float32)
+                for x in session.get_inputs()
+                if not x.name.endswith(".weight")
+            }
+            results.append(session.run(None, feeds, options)[0])
+        assert relative_rms(results[1], results[0]) < 1e-5
