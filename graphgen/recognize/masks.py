@@ -120,8 +120,10 @@ def repeated_scalar(value: ir.Value | None) -> float | None:
     return float(array.reshape(-1)[0]) if np.all(array == array.reshape(-1)[0]) else None
 
 
-def asks_for_hidden_rows(condition: ir.Value | None, scores: ir.Value | None, axis: int) -> bool:
-    """Whether a condition is true where all scores along an axis are -infinity, and only there.
+def asks_for_hidden_rows(
+    condition: ir.Value | None, scores: ir.Value | None, axis: int, *, answer: bool
+) -> bool:
+    """Whether a condition is `answer` where all scores along an axis are -infinity, and only there.
 
     It is computed for rows of two scores, of all numbers that such a question may take for another.
     """
@@ -135,7 +137,8 @@ def asks_for_hidden_rows(condition: ir.Value | None, scores: ir.Value | None, ax
     infinite = [use.node for use in scores.uses() if use.node.op_type == "IsInf"]
     known = {node.outputs[0]: np.isinf(rows) for node in infinite if not node.attributes}
     made = Sampled({}, {scores: rows, **known})(condition)
-    return made is not None and np.array_equal(made, np.isneginf(rows).all(axis, keepdims=True))
+    hidden = np.isneginf(rows).all(axis, keepdims=True)
+    return made is not None and np.array_equal(made, hidden == answer)
 
 
 _MASKING = frozenset(

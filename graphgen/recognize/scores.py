@@ -317,10 +317,9 @@ class Scores:
         asked = produced_by(node.inputs[0], "IsNaN")
         if i == 2 and asked is not None and asked.inputs[0] is node.inputs[2]:
             return None
-        made = produced_by(node.inputs[i], softmax) if i == 2 else None
-        if made is not None and asks_for_hidden_rows(
-            node.inputs[0], made.inputs[0], made.attributes.get_int("axis", -1)
-        ):
+        made = produced_by(node.inputs[i], softmax)
+        axis = -1 if made is None else made.attributes.get_int("axis", -1)
+        if made and asks_for_hidden_rows(node.inputs[0], made.inputs[0], axis, answer=i == 2):
             self.guards += self.keeps if {*self.lows} == {-np.inf} else []
             return None
         self.ends += [value for value in node.inputs[:1] if value is not None]

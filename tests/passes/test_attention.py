@@ -1147,14 +1147,19 @@ def test_biases_of_rows_and_columns_of_an_image_of_any_size() -> None:
 
 @pytest.mark.parametrize("low", [LOWEST, -math.inf])
 @pytest.mark.parametrize("asked", [-math.inf, LOWEST])
-def test_a_guard_of_rows_without_scores_is_what_attention_does(low: float, asked: float) -> None:
+@pytest.mark.parametrize("counted", [True, False])
+def test_a_guard_of_rows_without_scores_is_what_attention_does(
+    low: float, asked: float, counted: bool
+) -> None:
     """As softmax(s).masked_fill((s == -inf).all(-1, keepdim=True), 0) in torch."""
 
     def body(q: Any, k: Any, v: Any, mask: Any) -> Any:
         s = ops.where(mask, plain_scores(q, k), low)
         hidden = ops.cast(ops.equal(s, asked), to=ir.DataType.INT64)
         none = ops.cast(ops.reduce_min(hidden, [3]), to=ir.DataType.BOOL)
-        return merge(ops.where(none, 0.0, ops.softmax(s)) @ heads(v))
+        some = ops.greater(ops.reduce_sum(1 - hidden, [3]), np.array(0, np.int64))
+        w = ops.softmax(s)
+        return merge((ops.where(some, w, 0.0) if counted else ops.where(none, 0.0, w)) @ heads(v))
 
     model = build(body, primitives=True, q=Q, k=K, v=K, mask=gg.bool_["t", "s"])
     best = optimize(model, verify=True, strict_masked_rows=True)
