@@ -36,7 +36,7 @@ def _choose_sizes(node: ir.Node, context: ShapeInferenceContext) -> None:
     """Shape values through Equal and Where: `where(sizes == -1, 1, sizes)`, as exporters write."""
     known = [None if v is None else context.get_symbolic_value(v) for v in node.inputs]
     condition = constant(node.inputs[0]) if known[0] is None else None
-    if condition is not None and condition.size <= _RANKS:  # not of integers, so no list of sizes
+    if condition is not None and condition.dtype == bool and condition.size <= _RANKS:  # no floats
         known[0] = [int(element) for element in condition.reshape(-1)]
     given = [values for values in known if values is not None]
     if len(given) < len(known) or max(map(len, given)) > _RANKS:

@@ -262,6 +262,15 @@ def check_optimized(case: Case, proto: onnx.ModelProto, trials: list[Any], path:
             "y = ConstantOfShape (t)",
             "n 7",
         ),
+        *(  # 1.5 is not 1
+            (
+                "float[1, 2] x",
+                f"s = Shape (x) f = Cast <to = 1> (s) c = Constant <value = float[2] {{{c}}}> () "
+                "e = Equal (c, f) t = Where (e, #[7, 7], s) y = ConstantOfShape (t)",
+                want,
+            )
+            for c, want in (("1.5, 2", "? ?"), ("inf, 2", "? ?"))
+        ),
         (  # not maxima in each other, of which each takes three times as long as the one before
             "float[b, 2, n] x",
             " ".join(
