@@ -105,7 +105,7 @@ test-wheel: ## build sdist and wheel into dist/, and try the wheel in a new envi
 fuzz: $(VENV)/.ready-test ## 2,000 new random graphs and as many programs: make fuzz [GRAPHS=500] [SEED=7]
 	@echo "again with: make fuzz GRAPHS=$(GRAPHS) SEED=$(SEED)"
 	GRAPHS=$(GRAPHS) $(BIN)/python -m pytest -n 2 --dist load tests/test_fuzz.py tests/test_fuzz_dsl.py \
-	    tests/base/test_fuzz_sizes.py \
+	    tests/test_fuzz_gradients.py tests/base/test_fuzz_sizes.py \
 	    --hypothesis-seed=$(SEED) -rP
 
 exhaustive: $(VENV)/.ready-test ## the tests and cases that `make test` leaves out
