@@ -1,8 +1,11 @@
-"""What callers give for arrays: of NumPy, of torch, or lists of numbers."""
+"""What callers give for arrays, and how the runtime holds what NumPy lacks."""
 
+import re
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from onnx import TensorProto, helper, numpy_helper
 
 
 def as_array(x: Any) -> np.ndarray[Any, Any]:
@@ -13,3 +16,31 @@ def as_array(x: Any) -> np.ndarray[Any, Any]:
     if np.ma.is_masked(x):
         raise ValueError("some of its entries are masked, and would count: call .filled(...)")
     return np.asarray(x.detach() if getattr(x, "requires_grad", False) else x)
+
+
+def bits_of(dtype: np.dtype[Any]) -> int:
+    """Of an element in the runtime's memory: below 8 for int4, uint2, float4_e2m1fn and the like.
+
+    An array of ml_dtypes has a byte for each of these.
+    """
+    narrow = re.match(r"u?int([24])$|float(4)", dtype.name)
+    return int(narrow[1] or narrow[2]) if narrow else 8 * dtype.itemsize
+
+
+def as_bytes(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """An array of ml_dtypes as integers of its shape, as the runtime reads them.
+
+    It is the same memory; but elements of fewer than 8 bits are packed, into the first bytes of it.
+    """
+    if bits_of(array.dtype) >= 8:
+        return array.view(f"u{array.itemsize}")
+    data = np.frombuffer(numpy_helper.from_array(array).raw_data, np.uint8)
+    return np.resize(np.append(data, np.zeros(array.size, np.uint8)), array.shape)
+
+
+def from_bytes(data: bytes, dtype: np.dtype[Any], shape: Sequence[int]) -> np.ndarray[Any, Any]:
+    """The array of ml_dtypes that the runtime holds as these bytes."""
+    if bits_of(dtype) >= 8:
+        return np.frombuffer(bytearray(data), dtype).reshape(shape)
+    number = helper.np_dtype_to_tensor_dtype(dtype)
+    return numpy_helper.to_array(TensorProto(data_type=number, dims=shape, raw_data=data))

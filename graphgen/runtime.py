@@ -18,7 +18,7 @@ import onnx
 from numpy.typing import NDArray
 
 from graphgen.arguments import checked
-from graphgen.arrays import as_array
+from graphgen.arrays import as_array, as_bytes, bits_of, from_bytes
 from graphgen.display import fields, listed, on_screen
 from graphgen.errors import GraphgenError, Opened, user_line, warn
 from graphgen.header import read_header
@@ -188,9 +188,8 @@ class Session(Opened):
         known = all(kind.dtype is None or kind.dtype.isbuiltin == 1 for kind in kinds)
         if not known or any(isinstance(x, Resident) for x in arrays.values()):
             keep = {n: x for n, x in arrays.items() if isinstance(x, Resident)}
-            return self.bind(
-                {n: np.require(x, requirements="C") for n, x in arrays.items()} | keep
-            )()
+            rest = {n: np.require(x, requirements="C") for n, x in arrays.items()}
+            return Bound(self, rest | keep, {})()
         try:
             results: list[Array] = self._session.run(self._output_names, arrays)
         except Exception as error:
@@ -230,6 +229,9 @@ class Session(Opened):
                         f"{self.plan.device}; place it with this session"
                     )
                 continue
+            if isinstance(array, np.ndarray) and (bits := bits_of(array.dtype)) < 8:
+                what = f"{name!r} has elements of {bits} bits, which the runtime packs"
+                raise GraphgenError(f"{self._who}.bind: {what}; bind int8 and cast in the graph")
             if not isinstance(array, np.ndarray) or not array.flags.c_contiguous:
                 raise GraphgenError(
                     f"{self._who}.bind: {name!r} is not a C-contiguous numpy array, which a "
@@ -482,7 +484,7 @@ def _ort_value(array: Buffer) -> Any:
     if array.dtype.isbuiltin == 1:
         return value.ortvalue_from_numpy(array)
     number = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)  # bfloat16 and the like: ml_dtypes
-    return value.ortvalue_from_numpy_with_onnx_type(array.view(f"u{array.itemsize}"), number)
+    return value.ortvalue_from_numpy_with_onnx_type(as_bytes(array), number)
 
 
 def _array(value: Any) -> Array:
@@ -493,6 +495,5 @@ def _array(value: Any) -> Array:
     if dtype.isbuiltin == 1 or dtype == np.object_:
         found: Array = value.numpy()
         return found
-    shape = value.shape()
-    data = ctypes.string_at(value.data_ptr(), math.prod(shape) * dtype.itemsize)
-    return np.frombuffer(bytearray(data), dtype).reshape(shape)
+    size = -(-math.prod(shape := value.shape()) * bits_of(dtype) // 8)
+    return from_bytes(ctypes.string_at(value.data_ptr(), size), dtype, shape)

@@ -37,7 +37,7 @@ ROOTS = {"Div", "Sqrt", "Pow", "ReduceL2", "LpNormalization", "ReduceMin", "Reci
 REFUSED = (
     r"quantized numbers|known before the run|must be known|not finite in float32|has no rule"
     r"|needs opset|has no samples|looks up rows|depends on none|no float input"
-    r"|dimension size (is )?known"
+    r"|dimension size (is )?known|which the runtime packs"
 )
 """What may be refused, with the reason."""
 

@@ -512,6 +512,24 @@ def test_bfloat16_goes_in_and_comes_out(count):
     assert np.array_equal(out, np.concatenate([x, x]))
 
 
+@pytest.mark.parametrize("name", ["UINT4", "INT4"])
+@pytest.mark.parametrize("shape", [(3, 5), (), (0, 3), (1, 2)])
+def test_elements_of_four_bits_go_in_and_come_out(name, shape):
+    """The runtime packs two into a byte; NumPy has one in each."""
+    narrow, axes = getattr(onnx.TensorProto, name), tuple("ab")[: len(shape)]
+    nodes = [oh.make_node("Cast", ["x"], ["y"], to=FLOAT)]
+    nodes += [oh.make_node("Cast", ["y"], ["z"], to=narrow)]
+    kinds = {"y": (FLOAT, axes), "z": (narrow, axes)}
+    session = Session(serialize(nodes, {"x": (narrow, axes)}, kinds, opset=21))
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(narrow)
+    x = np.asarray(np.arange(np.prod(shape, dtype=int)).reshape(shape) % 8, dtype)
+    y, z = session(x=x)
+    np.testing.assert_array_equal(y, x.astype(np.float32))
+    assert z.dtype == dtype and z.shape == shape and np.array_equal(z, x)
+    with pytest.raises(GraphgenError, match="'x' has elements of 4 bits, which the runtime packs"):
+        session.bind({"x": x})
+
+
 def test_the_header_is_read_without_weights_and_nodes(tmp_path):
     w = onnx.numpy_helper.from_array(np.zeros((64, 64), np.float32), "w")
     kind = (FLOAT, ("n", 64))
