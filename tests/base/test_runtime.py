@@ -512,6 +512,9 @@ def test_bfloat16_goes_in_and_comes_out(count):
     assert np.array_equal(out, np.concatenate([x, x]))
 
 
+@pytest.mark.skipif(
+    minor(ort.__version__) < (1, 23), reason="the runtime casts no four bits before 1.23"
+)
 @pytest.mark.parametrize("name", ["UINT4", "INT4"])
 @pytest.mark.parametrize("shape", [(3, 5), (), (0, 3), (1, 2)])
 def test_elements_of_four_bits_go_in_and_come_out(name, shape):

@@ -533,7 +533,7 @@ def test_the_first_rewrites_are_applied_alone(tmp_path):
     assert not (tmp_path / "none").exists()
 
 
-@pytest.mark.parametrize("name", ["llama_torchscript_eager_14", "bert_dynamo_sdpa_23"])
+@pytest.mark.parametrize("name", ["llama_torchscript_eager_14", "bert_dynamo_sdpa_18"])
 def test_a_file_that_the_runtime_saved_trains_what_its_source_does(tmp_path, name):
     """With SimplifiedLayerNormalization, which ONNX lacks, and Constants as initializers."""
     source, saved = FIXTURES / f"{name}.onnx", tmp_path / "saved.onnx"
