@@ -5,7 +5,6 @@ checker after every pass; then both graphs run in ONNX Runtime, its own optimiza
 float64, on plain inputs and edge cases. GRAPHS=2000 (`make fuzz`) draws new ones every time.
 """
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +15,8 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from devices_here import CUDA
-from hypothesis import HealthCheck, Phase, given, note, reject, settings
+from fuzzing import again, count, examples
+from hypothesis import given, note, reject
 from onnx_ir.convenience import replace_all_uses_with
 from random_graphs import KINDS, MODES, Graph, graphs
 from small_models import ROUNDING, U, is_cut_off
@@ -32,7 +32,7 @@ from graphgen.passes.verify import _differ, _rms
 from graphgen.runtime import Session
 from graphgen.targets import target
 
-GRAPHS = int(os.environ.get("GRAPHS", "50"))
+GRAPHS = count(50)
 SHARES = {"any": 0.12, "attention": 0.34, "norm": 0.12, "chains": 0.14}
 """How many of the graphs are of a kind; the others share the rest."""
 
@@ -49,7 +49,7 @@ FUSED = {("fuse_attention", "fired"), ("fuse_softmax", "fired")}
 CAVEAT = "masked entirely"
 
 
-def count(kind: str) -> int:
+def share(kind: str) -> int:
     rest = (1 - sum(SHARES.values())) / (len(KINDS) - len(SHARES))
     return round(GRAPHS * SHARES.get(kind, rest))
 
@@ -60,25 +60,11 @@ def test_random_graphs_keep_their_meaning(
     kind: str, tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
     told: Counter[str] = Counter()
-    again = f"python -m pytest tests/test_fuzz.py -k {kind}"
-    if "GRAPHS" in os.environ:
-        seed = pytestconfig.getoption("--hypothesis-seed")
-        again = f"GRAPHS={GRAPHS} {again} --hypothesis-seed={seed}"
 
-    # Sessions take their time, and what is drawn is often no graph: neither is unhealthy here.
-    @settings(
-        max_examples=count(kind),
-        deadline=None,
-        database=None,
-        derandomize="GRAPHS" not in os.environ,
-        suppress_health_check=list(HealthCheck),
-        report_multiple_bugs=False,
-        # Shrinking takes minutes: `make fuzz` does it.
-        phases=[Phase.generate, *([Phase.shrink] if "GRAPHS" in os.environ else [])],
-    )
+    @examples(share(kind))
     @given(graphs(kind))
     def run(graph: Graph) -> None:
-        note(f"again with: {again}")
+        note(f"again with: {again(f'tests/test_fuzz.py -k {kind}', pytestconfig)}")
         check(graph, tmp_path / "graph.onnx", told)
 
     run()

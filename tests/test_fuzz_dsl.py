@@ -3,42 +3,30 @@
 GRAPHS=2000 (`make fuzz`) draws new ones instead of the same.
 """
 
-import os
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, note, settings
+from fuzzing import again, count, examples
+from hypothesis import given, note
 from random_programs import Program, programs
 from test_fuzz import Trial, open_session
 
 import graphgen as gg
 from graphgen.export.write import to_bytes
 
-PROGRAMS = int(os.environ.get("GRAPHS", "80"))
+PROGRAMS = count(80)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # integers may wrap around
 def test_arrays_and_graphs_agree(tmp_path: Path, pytestconfig: pytest.Config) -> None:
     told: Counter[str] = Counter()
-    again = "python -m pytest tests/test_fuzz_dsl.py"
-    if "GRAPHS" in os.environ:
-        seed = pytestconfig.getoption("--hypothesis-seed")
-        again = f"GRAPHS={PROGRAMS} {again} --hypothesis-seed={seed}"
 
-    @settings(
-        max_examples=PROGRAMS,
-        deadline=None,
-        database=None,
-        derandomize="GRAPHS" not in os.environ,
-        suppress_health_check=list(HealthCheck),
-        report_multiple_bugs=False,
-        phases=[Phase.generate, Phase.shrink],
-    )
+    @examples(PROGRAMS, shrinks=True)
     @given(programs(told))
     def run(program: Program) -> None:
-        note(f"again with: {again}")
+        note(f"again with: {again('tests/test_fuzz_dsl.py', pytestconfig)}")
         check(program, tmp_path / "program.onnx", told)
 
     run()

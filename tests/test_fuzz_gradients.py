@@ -4,7 +4,6 @@ Each float output is weighted and summed up to a loss; every second input become
 GRAPHS=2000 (`make fuzz`) draws new graphs instead of the same.
 """
 
-import os
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -13,7 +12,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import pytest
-from hypothesis import HealthCheck, Phase, given, note, reject, settings
+from fuzzing import again, count, examples
+from hypothesis import given, note, reject
 from random_graphs import KINDS, Graph, graphs
 
 import graphgen as gg
@@ -26,7 +26,7 @@ from graphgen.measure.reference import evaluate
 from graphgen.record import recording
 from graphgen.value import adopt
 
-GRAPHS = int(os.environ.get("GRAPHS", "60"))
+GRAPHS = count(60)
 LARGEST = 1e5  # beyond, as for masks, a step is lost in rounding
 STEPS = {"Ceil", "Floor", "Round", "Sign", "Mod", "StopGradient"}
 """Operators whose gradient is not that of what they compute."""
@@ -53,23 +53,11 @@ def test_gradients_are_central_differences(
     kind: str, tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
     told: Counter[str] = Counter()
-    again = f"python -m pytest tests/test_fuzz_gradients.py -k {kind}"
-    if "GRAPHS" in os.environ:
-        seed = pytestconfig.getoption("--hypothesis-seed")
-        again = f"GRAPHS={GRAPHS} {again} --hypothesis-seed={seed}"
 
-    @settings(
-        max_examples=-(-GRAPHS // len(KINDS)),
-        deadline=None,
-        database=None,
-        derandomize="GRAPHS" not in os.environ,
-        suppress_health_check=list(HealthCheck),
-        report_multiple_bugs=False,
-        phases=[Phase.generate, *([Phase.shrink] if "GRAPHS" in os.environ else [])],
-    )
+    @examples(-(-GRAPHS // len(KINDS)))
     @given(graphs(kind))
     def run(graph: Graph) -> None:
-        note(f"again with: {again}")
+        note(f"again with: {again(f'tests/test_fuzz_gradients.py -k {kind}', pytestconfig)}")
         check(graph, tmp_path, told)
 
     run()

@@ -3,7 +3,6 @@
 GRAPHS=2000 (`make fuzz`) draws new ones instead of the same.
 """
 
-import os
 from collections import Counter
 from pathlib import Path
 from random import Random
@@ -11,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from hypothesis import HealthCheck, Phase, given, note, settings, strategies
+from fuzzing import NEW, count, examples
+from hypothesis import given, note, strategies
 from random_sizes import BINDINGS, EMPTY, Drawn, drawn, feeds_of
 from sizes import Case
 from test_sizes import feeds_of as feeds_of_case, parsed, run, wrong
@@ -20,20 +20,13 @@ import graphgen as gg
 from graphgen.edit import infer_model
 from graphgen.export.write import to_bytes
 
-GRAPHS = int(os.environ.get("GRAPHS", "20"))
+GRAPHS = count(20)
 
 
 def test_sizes_that_are_calculated_hold(tmp_path: Path) -> None:
     told: Counter[str] = Counter()
 
-    @settings(
-        max_examples=GRAPHS,
-        deadline=None,
-        database=None,
-        derandomize="GRAPHS" not in os.environ,
-        suppress_health_check=list(HealthCheck),
-        phases=[Phase.generate, *([Phase.shrink] if "GRAPHS" in os.environ else [])],
-    )
+    @examples(GRAPHS)
     @given(strategies.integers(0, 2**32))
     def draw(seed: int) -> None:
         graph = drawn(Random(seed), run)
@@ -45,14 +38,11 @@ def test_sizes_that_are_calculated_hold(tmp_path: Path) -> None:
     assert told["nodes"] > 8 * told["graphs"] and told["nodes after"] < 0.9 * told["nodes"]
 
 
-RESHAPES = int(os.environ.get("GRAPHS", "20"))
-
-
 def test_a_reshape_holds_where_a_size_is_0(tmp_path: Path) -> None:
     """A size of 0 that is computed keeps that of x there: (n, 4) as (-1, n) is (0, 4)."""
-    random, graphs, runs = Random(None if "GRAPHS" in os.environ else 0), 0, 0
+    random, graphs, runs = Random(None if NEW else 0), 0, 0
     sizes = ("N", "M", "NM", "#[-1]", "#[0]", "#[1]", "#[2]", "#[4]")
-    while graphs < RESHAPES:
+    while graphs < GRAPHS:
         x = ", ".join(random.choices("nm41", k=random.randint(1, 3)))
         t = ", ".join(random.choices(sizes, k=random.randint(1, 3)))
         nodes = "s = Shape (z) N = Gather (s, #[0]) M = Gather (s, #[1]) NM = Mul (N, M)"
