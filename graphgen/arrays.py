@@ -8,14 +8,19 @@ import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
 
-def as_array(x: Any) -> np.ndarray[Any, Any]:
+def as_array(x: Any, dtype: np.dtype[Any] | None = None) -> np.ndarray[Any, Any]:
     """`x` as an array; of a tensor of torch, without the history that NumPy does not read.
+
+    Files of NumPy hold bfloat16 and the like as bytes without a dtype, which get this `dtype`.
 
     Raises ValueError for masked entries: no graph knows of a mask, so their data would count.
     """
     if np.ma.is_masked(x):
         raise ValueError("some of its entries are masked, and would count: call .filled(...)")
-    return np.asarray(x.detach() if getattr(x, "requires_grad", False) else x)
+    array = np.asarray(x.detach() if getattr(x, "requires_grad", False) else x)
+    if dtype is not None and dtype.isbuiltin != 1 and array.dtype == f"V{dtype.itemsize}":
+        return array.view(dtype)
+    return array
 
 
 def bits_of(dtype: np.dtype[Any]) -> int:

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import onnx
 
 from graphgen.display import on_screen
 
@@ -15,6 +16,21 @@ class TensorType(NamedTuple):
 
     dtype: np.dtype[Any] | None
     dims: tuple[int | str | None, ...] | None
+
+    @classmethod
+    def of(cls, declared: onnx.TypeProto) -> "TensorType":
+        """What a file declares; anything but a tensor has neither dtype nor rank."""
+        tensor = declared.tensor_type
+        if not declared.HasField("tensor_type"):
+            return cls(None, None)
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
+        if not tensor.HasField("shape"):
+            return cls(dtype, None)
+        sizes = (
+            d.dim_value if d.HasField("dim_value") and d.dim_value >= 0 else d.dim_param or None
+            for d in tensor.shape.dim
+        )
+        return cls(dtype, tuple(sizes))
 
     def __str__(self) -> str:
         dims = ["..."] if self.dims is None else ["?" if d is None else str(d) for d in self.dims]

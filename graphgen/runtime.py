@@ -134,8 +134,8 @@ class Session(Opened):
                 )
             warn(f"{self._who} {note}")
 
-        self.inputs = {value.name: _tensor_type(value.type) for value in header.graph.input}
-        declared = {value.name: _tensor_type(value.type) for value in header.graph.output}
+        self.inputs = {value.name: TensorType.of(value.type) for value in header.graph.input}
+        declared = {value.name: TensorType.of(value.type) for value in header.graph.output}
         for name in outputs or ():
             if name not in declared:
                 raise GraphgenError(f"{self._who}: {unknown('output', name, declared)}")
@@ -265,7 +265,8 @@ class Session(Opened):
             if kind is None:
                 raise GraphgenError(f"{self._who}: {unknown('input', name, self.inputs)}")
             if kind.dtype is not None:  # the runtime itself checks sequences, maps, optionals
-                if type(value) not in (np.ndarray, Resident):
+                raw = isinstance(value, np.ndarray) and value.dtype.type is np.void
+                if raw or type(value) not in (np.ndarray, Resident):
                     value = self._to_array(name, value, kind)
                 self._check("input", name, value, kind, sizes)
             arrays[name] = value
@@ -286,7 +287,7 @@ class Session(Opened):
         """`value` as an array; Python numbers and lists take the declared dtype if they can."""
         reason = "that does not convert without loss"
         try:
-            array = as_array(value)
+            array = as_array(value, kind.dtype)
             if hasattr(value, "dtype") or array.dtype == kind.dtype or array.dtype.kind == "U":
                 return array
             converted: Array = array.astype(kind.dtype)
@@ -460,20 +461,6 @@ def return_memory() -> None:
     gc.collect()
     if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
         trim(0)
-
-
-def _tensor_type(declared: onnx.TypeProto) -> TensorType:
-    tensor = declared.tensor_type
-    if not declared.HasField("tensor_type"):
-        return TensorType(None, None)
-    dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
-    if not tensor.HasField("shape"):
-        return TensorType(dtype, None)
-    sizes = (
-        d.dim_value if d.HasField("dim_value") and d.dim_value >= 0 else d.dim_param or None
-        for d in tensor.shape.dim
-    )
-    return TensorType(dtype, tuple(sizes))
 
 
 def _ort_value(array: Buffer) -> Any:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import get_args
 
 import jsonschema
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -241,6 +242,28 @@ def test_run_json_of_infinite_and_empty_results(folder, run):
     assert [o["not_finite"] for o in outputs] == [3, 0]
     assert [o["mean"] for o in outputs] == [None, 1.0]
     valid(json.loads(run("run inf.onnx --input x=none.npy --json")), "run")
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn])
+def test_files_of_dtypes_that_numpy_lacks_are_run(folder, run, dtype):
+    """They hold bytes without a dtype, which the model gives them; it casts nothing."""
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    nodes = [helper.make_node("Cast", ["x"], ["y"], to=onnx.TensorProto.FLOAT)]
+    nodes += [helper.make_node("Cast", ["y"], ["z"], to=kind)]
+    x, y, z = (
+        helper.make_tensor_value_info(name, t, ["n"])
+        for name, t in (("x", kind), ("y", onnx.TensorProto.FLOAT), ("z", kind))
+    )
+    graph = helper.make_graph(nodes, "g", [x], [y, z])
+    opsets = [helper.make_opsetid("", 19)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), "narrow.onnx")
+    np.save("x.npy", np.array([1, 2.5, -3], dtype))
+    run("run narrow.onnx --input x=x.npy -o out.npz")
+    np.save("z.npy", np.load("out.npz")["z"])
+    run("run narrow.onnx --input x=z.npy -o again.npz")
+    assert np.load("again.npz")["y"].tolist() == [1, 2.5, -3]
+    np.save("x.npy", np.zeros(3, "V4"))
+    assert commands.main(shlex.split("run narrow.onnx --input x=x.npy")) == 2
 
 
 def test_adam_is_adamw_without_decay(folder, run):
