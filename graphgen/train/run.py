@@ -15,7 +15,7 @@ import numpy as np
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from graphgen.display import in_bytes, on_screen
-from graphgen.errors import GraphgenError, warn
+from graphgen.errors import GraphgenError, user_line, warn
 from graphgen.export.artifact_files import CHECKPOINT
 from graphgen.export.checkpoint import Checkpoint
 from graphgen.export.partial import beside, lock_of, reserve
@@ -78,6 +78,18 @@ class Run:
         """The states that are kept, by step."""
         found = (re.fullmatch(r"step-(\d+)", path.name) for path in self.folder.glob("step-*"))
         return {int(one[1]): self.at(int(one[1])) for one in sorted(filter(None, found), key=str)}
+
+    def load(self, resume: bool | int) -> Checkpoint:
+        """The last state, or that of the step `resume`. Raises GraphgenError if it is not kept."""
+        if resume is True:
+            return Checkpoint.load(self.checkpoint)
+        if resume not in self.kept():
+            states = ", ".join(map(str, sorted(self.kept()))) or "none"
+            raise GraphgenError(
+                f"{self._who}: resume={resume}, but of the steps of {self.folder} there are kept: "
+                f"{states}; see keep={user_line()}"
+            )
+        return Checkpoint.load(self.at(resume))
 
     def publish(self, step: int) -> None:
         """Let a kept state be that of the run."""

@@ -1,34 +1,31 @@
 """The trainer: steps over batches, with evaluations, checkpoints and resume."""
 
-import json
-import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 from graphgen.arguments import checked
 from graphgen.display import fields, on_screen
-from graphgen.errors import GraphgenError, Opened, one_of, positive, user_line
+from graphgen.errors import GraphgenError, Opened, positive, user_line
 from graphgen.export.adapters import Adapter
-from graphgen.export.checkpoint import Checkpoint
 from graphgen.export.optimizers import in_short
 from graphgen.export.trained import export_trained
 from graphgen.files import path_of
 from graphgen.graph import ModelLike
 from graphgen.operands import Array
 from graphgen.runtime import Provider
-from graphgen.train.batches import Place, length, none_given
+from graphgen.train.batches import Place, none_given
 from graphgen.train.callbacks import Callback, Calls
 from graphgen.train.data import Batches, Dataset, tokens_in
 from graphgen.train.engine import Engine
 from graphgen.train.evaluation import Metrics, mean_loss, measure, predictions
+from graphgen.train.fitting import Evaluations, States, check_folder
 from graphgen.train.metrics import AnyMetric
 from graphgen.train.parallel import Processes
 from graphgen.train.rates import RateCurve, find_rate
-from graphgen.train.resume import BATCHES, RUN, Change, check_same, describe_run
-from graphgen.train.run import Bar, History, Run, standing
+from graphgen.train.resume import BATCHES, Change, check_same, describe_run
+from graphgen.train.run import Bar, History, Run
 from graphgen.train.schedule import Schedule, constant
 
 
@@ -163,114 +160,93 @@ class Trainer(Opened):
         """
         who = f"{self._who}.fit"
         run = None if checkpoint is None else Run(path_of(checkpoint, who), who)
-        first = not self._processes.rank
+        positive(who, save_every=save_every, evaluate_every=evaluate_every, patience=patience)
+        check_folder(who, run, resume, keep=keep, allow_changes=allow_changes)
+        evaluations = Evaluations(
+            self._engine,
+            evaluate,
+            every=evaluate_every,
+            metrics=metrics,
+            best=best,
+            patience=patience,
+        )
+        evaluations.check(who, batches, steps)
+        first = not self._processes.rank  # only the first process writes
         with run if run is not None and first else nullcontext():
-            history, found, given = History(), None, dict[str, Any]()
-            positive(who, save_every=save_every, evaluate_every=evaluate_every, patience=patience)
-            measured = Metrics(metrics, self._engine)
-            for problem, wrong in {
-                f"evaluate_every={evaluate_every} needs evaluate=": evaluate_every is not None
-                and evaluate is None
-                and patience is None,
-                f"patience={patience} needs evaluate= and evaluate_every=": patience is not None
-                and (evaluate is None or evaluate_every is None),
-                "metrics= and best= need evaluate=": (metrics or best != "loss")
-                and evaluate is None,
-                f"resume={resume} needs the folder as checkpoint=": resume and run is None,
-                f"keep={keep} needs checkpoint=": keep and run is None,
-                f"keep is {keep!r}; it must be a number from 0": type(keep) is not int or keep < 0,
-                "evaluate= needs evaluate_every= or steps=, because it is not known which of these "
-                "batches is the last": evaluate is not None
-                and evaluate_every is None
-                and (steps is None and length(batches) is None),
-                "evaluate= has no batches": evaluate is not None and length(evaluate) == 0,
-                "evaluate= is an iterator, which can be read once; give a list, or a function that "
-                "makes one": isinstance(evaluate, Iterator) and evaluate_every is not None,
-                "allow_changes needs resume=True and checkpoint=": allow_changes and not resume,
-            }.items():
-                if wrong:
-                    raise GraphgenError(f"{who}: {problem}{user_line()}")
-            higher = measured.higher(best)
-            for change in allow_changes:
-                one_of(who, Change, allow_changes=change)
-            back = resume if resume is not True and run is not None and resume else None
-            if run is not None and back is not None and back not in run.kept():
-                states = ", ".join(map(str, sorted(run.kept()))) or "none"
-                raise GraphgenError(
-                    f"{who}: resume={back}, but of the steps of {run.folder} there are kept: "
-                    f"{states}; see keep={user_line()}"
-                )
-            if run is not None and resume:
-                found = Checkpoint.load(run.checkpoint if back is None else run.at(back))
+            found = run.load(resume) if run is not None and resume else None
             for data in (batches, evaluate):
                 if isinstance(data, Dataset):
                     data.check(self._labels)
             resumed = None if found is None else int(found.properties.get(BATCHES, 0))
             self._place.go_on(batches, endless=steps is not None, resumed=resumed, who=who)
+            history, states = History(), None
             if run is not None:
-                given = describe_run(self._engine, self.schedule, self._place, evaluate, best)
-            if run is not None and found is not None:
-                parts = self._engine, self.schedule, run, found, given, allow_changes
-                given = check_same(*parts, warned=first)
-                self._engine.restore(found)
-                history = run.read(self.step, warned=first)
+                described = describe_run(self._engine, self.schedule, self._place, evaluate, best)
+                if found is not None:
+                    parts = self._engine, self.schedule, run, found, described, allow_changes
+                    described = check_same(*parts, warned=first)
+                    self._engine.restore(found)
+                    history = run.read(self.step, warned=first)
+                saved = run, self._engine, self.schedule, self._place, described
+                states = States(*saved, every=save_every, keep=keep) if first else None
             if steps is not None and steps < self.step:
                 raise GraphgenError(
                     f"{who}: steps is {steps}, but {self.step} updates are already made, and steps "
                     f"counts all of them: give more{user_line()}"
                 )
-            run = run if first else None  # only the first process writes
-            if run is not None:
-                if back is not None:
-                    run.go_back(back)
-                state = self._engine.checkpoint(0.0, {})
-                run.start(history, self.plan, bool(resume), state)
-                run.rotate(keep or len(run.kept()), self.step)
+            if states is not None:
+                states.start(history, self.plan, resume)
             if (rest := self._place.rest) is not None:
                 steps = self.step + -(-rest // self.accumulate)
-            saved, (lowest, since) = self.step, standing(history, best, higher=higher)
-            if run is not None and not run.best.exists():
-                lowest = math.inf
+            lost = first and run is not None and not run.best.exists()
+            evaluations.go_on(history, best_is_kept=not self._anywhere(lost))
             calls = Calls(callbacks if first else (), self)
             calls("begin", history)
             with Bar(self.step, steps, progress and first) as bar:
-                while self._goes_on(steps, patience, since) and not self._stopped(callbacks, calls):
-                    group = self._place.take(self.accumulate)
-                    if not group and not history and not resume:
-                        raise none_given(who)
-                    if not group:
-                        break
-                    line = self._engine.one_update(group, self._place.used, self.schedule)
-                    self._place.used_up(group)
-                    last = self.step == steps
-                    evaluated = last or _due(self.step, evaluate_every)
-                    if evaluate is not None and evaluated:
-                        with self._engine.averaged():
-                            line |= self._evaluation(evaluate, measured)
-                            value = line[f"evaluation_{best}"] * (-1.0 if higher else 1.0)
-                            lowest, since = (value, 0) if value < lowest else (lowest, since + 1)
-                            if run is not None and not since:
-                                self._save(run.best, given)
-                    history.append(line)
-                    bar.show(self.step, line["loss"], sum(map(tokens_in, group)))
-                    if evaluate is not None and evaluated:
-                        calls("evaluation", line)
-                    calls("step", line)
-                    if run is not None:
-                        due = last or _due(self.step, save_every)
-                        run.log(line, flush=due)
-                        if due:
-                            self._save_state(run, given, keep, calls)
-                            saved = self.step
-            if run is not None and self.step != saved:
-                self._save_state(run, given, keep, calls)
-            if steps is not None and not calls.stop and self._goes_on(steps, patience, since):
+                ended = self._updates(steps, history, evaluations, states, calls, bar)
+            if states is not None:
+                states.save(calls)
+            if ended and not history and not resume:
+                raise none_given(who)
+            if ended and steps is not None:
                 raise GraphgenError(
                     f"{who}: the batches ended at step {self.step} of {steps}; give a list, or a "
                     "function that makes the iterable again"
                 )
             calls("end", history)
             return history
+
+    def _updates(
+        self,
+        steps: int | None,
+        history: History,
+        evaluations: Evaluations,
+        states: States | None,
+        calls: Calls,
+        bar: Bar,
+    ) -> bool:
+        """Update until `steps`, patience or a callback ends it; returns whether the batches did."""
+        while self._is_wanted(steps, evaluations, calls):
+            group = self._place.take(self.accumulate)
+            if not group:
+                return True
+            line = self._engine.one_update(group, self._place.used, self.schedule)
+            self._place.used_up(group)
+            last = self.step == steps
+            evaluated = evaluations.are_due(self.step, last=last)
+            if evaluated:
+                with self._engine.averaged():
+                    line |= evaluations.take()
+                    if states is not None and not evaluations.since:
+                        states.save_best()
+            history.append(line)
+            bar.show(self.step, line["loss"], sum(map(tokens_in, group)))
+            if evaluated:
+                calls("evaluation", line)
+            calls("step", line)
+            if states is not None:
+                states.log(line, calls, last=last)
+        return False
 
     @checked
     def evaluate(self, batches: Batches) -> float:
@@ -330,38 +306,11 @@ class Trainer(Opened):
         """What was trained of artifacts with `lora`, to save, merge or give to `gg.generate`."""
         return self._engine.adapter
 
-    def _goes_on(self, steps: int | None, patience: int | None, since: int) -> bool:
-        return (steps is None or self.step < steps) and (patience is None or since < patience)
+    def _is_wanted(self, steps: int | None, evaluations: Evaluations, calls: Calls) -> bool:
+        """Whether there is another step; if a callback ends the run, all processes hear of it."""
+        wanted = (steps is None or self.step < steps) and evaluations.have_patience
+        return wanted and not self._anywhere(calls.stop)
 
-    def _stopped(self, callbacks: Sequence[Callback], calls: Calls) -> bool:
-        """Whether a callback ended the run: all processes hear of the first one's."""
-        return bool(callbacks) and bool(self._processes.sum(float(calls.stop))[0])
-
-    def _evaluation(self, batches: Batches, metrics: Metrics) -> dict[str, float]:
-        """What an evaluation adds to the line of a step."""
-        if not metrics:
-            return {"evaluation_loss": self.evaluate(batches)}
-        found = measure(self._engine, batches, metrics)
-        return {f"evaluation_{name}": value for name, value in found.items()}
-
-    def _save_state(self, run: Run, given: Mapping[str, Any], keep: int, calls: Calls) -> None:
-        if keep:  # first, so that a run that is killed here makes it again
-            self._save(run.at(self.step), given)
-            run.publish(self.step)
-            run.rotate(keep, self.step)
-        else:
-            self._save(run.checkpoint, given)
-        calls("checkpoint", run.checkpoint)
-
-    def _save(self, path: Path, given: Mapping[str, Any]) -> None:
-        path.parent.mkdir(exist_ok=True)
-        properties: dict[str, int | float | str] = {
-            "graphgen.seed": self.seed,
-            BATCHES: self._place.used,
-            RUN: json.dumps(given, sort_keys=True),
-        }
-        self._engine.checkpoint(self.schedule(max(self.step, 1)), properties).save(path)
-
-
-def _due(step: int, every: int | None) -> bool:
-    return bool(every) and step % (every or 1) == 0
+    def _anywhere(self, condition: bool) -> bool:
+        """Whether it holds in one of the processes."""
+        return bool(self._processes.sum(float(condition))[0])

@@ -22,6 +22,7 @@ from graphgen.export.artifacts import artifacts
 from graphgen.export.checkpoint import Checkpoint
 from graphgen.export.optimizers import SGD
 from graphgen.train import parallel
+from graphgen.train.callbacks import Callback
 
 
 class Threads(parallel.Processes):
@@ -86,6 +87,30 @@ def test_the_losses_are_those_of_one_process(plain, tmp_path, accumulate):
             np.testing.assert_allclose(array, parameters[name], rtol=1e-4, atol=1e-6)
     kept = [Checkpoint.load(tmp_path / name / "checkpoint") for name in ("one", "three")]
     assert kept[0].properties == kept[1].properties
+
+
+def test_a_callback_of_the_first_process_ends_the_run_in_all(plain):
+    class Enough(Callback):
+        def step(self, trainer, metrics):
+            return trainer.step == 2
+
+    def run(processes):
+        return fit(trainer(plain, processes=processes), batches(4), steps=6, callbacks=[Enough()])
+
+    assert [len(found) for found in together(3, run)] == [2, 2, 2]
+
+
+def test_all_processes_lose_patience_together_where_the_best_state_is_gone(plain, tmp_path):
+    def run(processes, steps, resume=False):
+        still = trainer(plain, processes=processes, schedule=lambda step: 0.0)
+        options = {"evaluate": batches(1, shape=(3, 6)), "evaluate_every": 1, "patience": 2}
+        options |= {"checkpoint": tmp_path / "run", "resume": resume}
+        return fit(still, batches(4, shape=(3, 6)), steps=steps, **options)
+
+    together(3, lambda processes: run(processes, 2))
+    (tmp_path / "run" / "best" / "checkpoint").unlink()
+    found = together(3, lambda processes: run(processes, 9, resume=True))
+    assert [len(history) for history in found] == [5, 5, 5]  # the third is the best again
 
 
 def test_samples_are_divided_evenly():
