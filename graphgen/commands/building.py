@@ -1,0 +1,339 @@
+"""How `build` makes a folder of a checkpoint or an export, step by step."""
+
+import argparse
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+from rich.console import Console
+
+import graphgen as gg
+from graphgen.commands.options import print_json, show
+from graphgen.commands.tuning import TUNING, Decoding, Tuning
+from graphgen.errors import GraphgenError
+from graphgen.export.folders import MODEL, PROMPTS, PROMPTS_KEY, write_folder, write_genai
+from graphgen.export.like import decoder_like
+from graphgen.export.precision import DTYPES
+from graphgen.files import read_json
+from graphgen.generation.caches import PRESENT
+from graphgen.generation.config import read_fields
+from graphgen.generation.options import UnmetError, read_options
+from graphgen.generation.quality import Quality
+from graphgen.graph import count_nodes, parameters
+from graphgen.models.published import from_folder
+from graphgen.models.published.folder import context
+from graphgen.models.published.fresh import Head
+from graphgen.models.published.gguf import open_gguf
+from graphgen.models.published.gguf_like import differences
+from graphgen.models.published.language_model import PART_OF
+from graphgen.models.published.tokenizer_classes import class_remarks
+from graphgen.models.published.tokenizer_files import check_tokenizer, unread
+from graphgen.models.published.windows import windows
+from graphgen.nn import count_parameters
+from graphgen.quantize.folder import Quantized, quantized, reports
+from graphgen.quantize.kept import keep_bits
+from graphgen.quantize.prompts import LEAST
+
+_TUNED = (512, 1)
+_OF_INT8 = ("plain", "cpu", "fp32")
+
+
+class Building:
+    """One folder as it is built: each step changes its graphs, or adds to what is told of them.
+
+    `folder` has the configuration and the tokenizer of what `options` name; `gguf` is the file of
+    the weights, if it is one of GGUF.
+    """
+
+    def __init__(self, options: argparse.Namespace, folder: Path, gguf: Path | None) -> None:
+        _check(options, folder)
+        self._options, self._folder, self._gguf = options, folder, gguf
+        self._head = None if options.head is None else Head.read(options.head)
+        export = options.like is not None and gguf is None
+        self._source = _of_export(options) if export else self._of_checkpoint()
+        self._examine()
+        self._tokens = windows(folder, options.text)  # (N, T); none without a text
+        self._context = context(folder)
+        self._tuning = Tuning(options.tune_for or _TUNED, self._context) if options.tune else None
+        self._graphs: dict[str, ir.Model] = {}
+        self._quantized: dict[str, Quantized] = {}
+        self._costs: dict[str, Quality] = {}
+
+    def run(self) -> None:
+        """Build the folder, and report on it."""
+        self._optimize()
+        self._quantize()
+        self._keep_bits()
+        self._make_cache()
+        measured = self._costs or any(
+            one.effect and not one.effect.random for one in self._quantized.values()
+        )
+        self._make_prompts()
+        if len(self._tokens) and not measured:
+            raise GraphgenError(f"build: {self._source.kind} reads more than text; omit --text")
+        self._write()
+        self._report()
+
+    def _of_checkpoint(self) -> "_Source":
+        options = self._options
+        found = from_folder(
+            self._folder,
+            options.task,
+            dtype=DTYPES[options.dtype] or ir.DataType.FLOAT,
+            attentions=options.attentions,
+            head=self._head,
+            seed=options.seed,
+            gguf=self._gguf,
+        )
+        if found.few_bits and (options.quantize is not None or options.dtype != "fp32"):
+            name = "--dtype" if options.quantize is None else "--quantize"
+            problem = f"weights of the checkpoint are in few bits ({found.few_bits})"
+            raise GraphgenError(f"build {options.name}: {problem}: leave out {name}")
+        remarks = [*found.remarks]
+        if ignored := found.config.ignored:
+            fields = ", ".join(ignored)
+            remarks.append(f"{found.config.where}: {fields} without effect on the results: ignored")
+        if self._gguf is not None and options.like is not None:
+            remarks += differences(open_gguf(self._gguf), self._folder)
+        if found.fresh is not None:
+            remarks.append(found.fresh.line())
+        own = found.config.fields
+        own = own if own.pop(PART_OF, None) else {}
+        count = count_parameters(found.module)
+        return _Source(found.config.model_type, found.models, count, remarks, found.few_bits, own)
+
+    def _examine(self) -> None:
+        """Look at what stands beside the weights: refuse it, or add remarks."""
+        source, folder = self._source, self._folder
+        if self._options.layout == "genai" and len(source.models) > 1:
+            parts = " and ".join(source.models)
+            raise GraphgenError(
+                f"{folder}: --layout genai is for decoders only, and {source.kind} has {parts}; "
+                "choose --layout plain"
+            )
+        check_tokenizer(folder)
+        source.remarks.extend([*unread(folder), *class_remarks(folder)])
+        outputs = [y.name for model in source.models.values() for y in model.graph.outputs]
+        if any(str(name).startswith(PRESENT) for name in outputs):
+            try:
+                asked = read_options(folder)
+                asked.fit(asked.vocabulary)
+            except UnmetError as error:
+                source.remarks.append(f"graphgen generate refuses the folder as it stands: {error}")
+            except GraphgenError as error:
+                raise GraphgenError(f"{folder}: {error}") from error
+
+    def _optimize(self) -> None:
+        # A cache goes in place in an operator that WebGPU lacks: what follows is made for WebGPU.
+        later = self._options.layout == "genai" and self._options.target == "webgpu"
+        target: Any = "cpu" if later else self._options.target
+        for name, model in self._source.models.items():
+            path = str(Path(MODEL).with_name(name))
+            self._graphs[path] = gg.optimize(model, target=target).model
+
+    def _quantize(self) -> None:
+        options = self._options
+        if self._tuning is not None:
+            self._decoding("build --tune")  # or an error, before all work
+            if options.quantize in ("int4", "weights8"):
+                self._tuning.blocks(options, self._graphs[MODEL])
+        if options.quantize is None:
+            return
+        how: dict[str, Any] = {
+            "target": options.target,
+            "block_size": options.block_size,
+            "full_range": options.full_range,
+            "run": not options.no_run,
+            "verify": options.verify,
+            "stop_after": options.stop_after,
+            "progress": Console(stderr=True).is_terminal,
+        }
+        if options.accuracy_level is not None:
+            how["accuracy_level"] = options.accuracy_level
+        for name, model in self._graphs.items():
+            self._quantized[name] = quantized(model, options.quantize, self._tokens, **how)
+            self._graphs[name] = self._quantized[name].model
+
+    def _keep_bits(self) -> None:
+        """Let a checkpoint of few bits keep them."""
+        if not self._source.packed:
+            return
+        how: dict[str, Any] = {"target": self._options.target, "method": self._source.packed}
+        for name, model in self._graphs.items():
+            self._quantized[name] = Quantized(*keep_bits(model, **how))
+            self._graphs[name] = self._quantized[name].model
+
+    def _decoding(self, who: str) -> Decoding:
+        return Decoding(who, self._source.kind, self._graphs, self._tokens, self._context)
+
+    def _make_cache(self) -> None:
+        """Let the cache hold int8, if that is asked for or measured to pay."""
+        asked, tuning = self._options.kv, self._tuning
+        if asked != "int8" and (tuning is None or asked is not None):
+            return
+        decoding = self._decoding("build --tune" if tuning else f"build --kv {asked}")
+        made = decoding.int8_cache() if tuning is None or asked else tuning.cache(decoding)
+        if made is not None:
+            self._graphs = {MODEL: made}
+            self._costs[f"{MODEL}: int8 cache"] = decoding.cost(made)
+
+    def _make_prompts(self) -> None:
+        """Add a second graph that reads prompts in int8, if asked for or measured to pay."""
+        asked, tuning = self._options.prompts, self._tuning
+        if asked != "int8" and (tuning is None or asked is not None):
+            return
+        who = "build --tune" if asked is None else f"build --prompts {asked}"
+        decoding = self._decoding(who)
+        second, report, least = (
+            tuning.prompts(decoding) if tuning else (*decoding.int8_prompts(), LEAST)
+        )
+        if asked and least is None:  # although it does not pay here
+            least = LEAST
+            second, report = (second, report) if second else decoding.int8_prompts()
+        if least is not None:
+            second.metadata_props[PROMPTS_KEY] = str(least)
+            self._graphs[PROMPTS], self._quantized[PROMPTS] = second, Quantized(second, report)
+            self._costs[f"{PROMPTS}: int8 prompts"] = decoding.cost(decoding.model, second)
+
+    def _texts(self) -> dict[str, str]:
+        """The files of text that the checkpoint's own folder does not have as they are here."""
+        texts = reports(self._quantized)
+        if self._tuning is not None:
+            texts[TUNING] = json.dumps(self._tuning.to_json(), indent=2) + "\n"
+        fields = self._source.fields or read_json(self._folder / "config.json")
+        # By quantization_config, clients would look for tensors that the folder does not have.
+        packed = fields.pop("quantization_config", None) is not None
+        if self._head is not None:
+            fields |= self._head.fields()
+            for name in ("architectures", *(["num_labels"] if self._head.labels else [])):
+                fields.pop(name, None)
+        if packed or self._head is not None or self._source.fields:
+            texts["config.json"] = json.dumps(fields, indent=2, ensure_ascii=False) + "\n"
+        return texts
+
+    def _write(self) -> None:
+        folder, output, texts = self._folder, self._options.output, self._texts()
+        if self._options.layout == "genai":
+            [only] = self._graphs.values()
+            target = self._options.target
+            write_genai(folder, output, only, read_fields(folder), texts, target=target)
+        else:
+            write_folder(folder, output, self._graphs, texts)
+
+    def _report(self) -> None:
+        output, source, tuning = self._options.output, self._source, self._tuning
+        nodes = sum(count_nodes(model) for name, model in self._graphs.items() if name != PROMPTS)
+        if self._options.json:
+            print_json(
+                {
+                    "output": str(output),
+                    "kind": source.kind,
+                    "nodes": nodes,
+                    "graphgen": gg.__version__,
+                    "parameters": source.parameters,
+                    "remarks": source.remarks,
+                    "costs": {name: asdict(cost) for name, cost in self._costs.items()},
+                    "tuning": tuning.to_json() if tuning else None,
+                }
+            )
+            return
+        for name, one in self._quantized.items():
+            if name != PROMPTS:  # a line says enough of the same layers in more bits
+                show(one.report.table())
+                print(*one.remarks(name), sep="\n")
+        for name, cost in self._costs.items():
+            print(f"{name}: {cost}")
+        if tuning is not None:
+            tuning.print()
+        print(*source.remarks, sep="\n", end="\n" * bool(source.remarks))
+        print(f"{output}: {source.kind}, {source.parameters:,} parameters, {nodes} nodes")
+
+
+@dataclass
+class _Source:
+    """Graphs by their names in a folder, and what to say about them."""
+
+    kind: str
+    models: Mapping[str, ir.Model]
+    parameters: int
+    remarks: list[str]
+    packed: str = ""  # the method of a checkpoint of few bits, such as gptq
+    fields: dict[str, Any] = field(default_factory=dict)  # of config.json, if they are others
+
+
+def _of_export(options: argparse.Namespace) -> _Source:
+    found, name = decoder_like(Path(options.name), options.like), Path(options.name).name
+    weights = parameters(found.model.graph).values()
+    count = sum(prod(value.shape.numpy()) for value in weights if value.shape is not None)
+    return _Source(name, {"model.onnx": found.model}, count, [f"{name}: {found.line()}"])
+
+
+def _check(options: argparse.Namespace, folder: Path) -> None:
+    """Raise GraphgenError where an option lacks another one, or contradicts it."""
+    who, scheme, bits = "build", options.quantize, f"--quantize {options.quantize}"
+    plain = (options.layout, options.target, options.dtype) == _OF_INT8
+    layout, target, dtype = _OF_INT8
+    only = f"is for --layout {layout}, --target {target} and --dtype {dtype} only"
+    half = f"{who} {folder} --dtype {options.dtype}"
+    for wrong, problem in (
+        (
+            options.text is not None and not (scheme or options.kv == "int8" or options.tune),
+            f"{who}: --text needs --quantize or --kv int8; add that option",
+        ),
+        *(
+            (bool(value) and not plain, f"{who}: {name} {only}; leave out other options")
+            for name, value in (
+                (f"--kv {options.kv}", options.kv),
+                (f"--prompts {options.prompts}", options.prompts),
+                ("--tune", options.tune),
+            )
+        ),
+        (
+            options.tune_for is not None and not options.tune,
+            f"{who}: --tune-for needs --tune; add that option",
+        ),
+        (
+            options.accuracy_level is not None and scheme != "int4",
+            f"{who}: --accuracy-level needs --quantize int4; add that option",
+        ),
+        (
+            options.prompts == "int8" and scheme not in (None, "int4"),
+            f"{who}: --prompts {options.prompts} is for weights of four bits, and --quantize is "
+            f"{scheme}; choose int4",
+        ),
+        (
+            options.full_range and scheme != "int8",
+            f"{who}: --full-range needs --quantize int8; add that option",
+        ),
+        (
+            options.no_run and scheme not in ("int8", "weights8"),
+            f"{who}: --no-run needs --quantize int8 or weights8; add that option",
+        ),
+        (
+            options.verify and scheme is None,
+            f"{who}: --verify needs --quantize; add that option",
+        ),
+        (
+            options.stop_after is not None and scheme is None,
+            f"{who}: --stop-after needs --quantize; add that option",
+        ),
+        (
+            options.no_run and options.text is not None,
+            f"{who}: --text runs the model; leave out --no-run",
+        ),
+        (
+            options.dtype == "bf16" and options.target != "cuda",
+            f"{half} --target {options.target}: onnxruntime on the CPU has no bf16 kernels: choose "
+            "fp16 or fp32, or --target cuda",
+        ),
+        (
+            options.dtype != "fp32" and scheme is not None,
+            f"{half}: {bits} reads float32 weights: leave out --dtype",
+        ),
+    ):
+        if wrong:
+            raise GraphgenError(problem)
