@@ -1,9 +1,9 @@
 """How decoders are opened: from a folder, a file or a model, with the cache in place or not."""
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnx
 import onnx_ir as ir
@@ -43,6 +43,7 @@ from graphgen.version import minor
 
 _FOLDER = "session.model_external_initializers_file_folder_path"
 _SINGLE = "model.onnx"
+_PROMPTS = Path(PROMPTS).name
 
 
 def open_decoder(
@@ -65,25 +66,13 @@ def open_decoder(
     Raises GraphgenError if there is none, or if its inputs are not those of a decoder.
     """
     side_by_side()
-    how: dict[str, Any] = {"threads": threads, "provider": provider, "strict": strict}
-    old = minor(import_runtime().__version__) < (1, 24)
-    device = _device_of(provider)
+    opening = _Opening(threads, provider, strict, adapter, adapters)
     path = Path(model) if isinstance(model, str | os.PathLike) else None
     in_folder = path is not None and path.is_dir()
     if path is not None and in_folder:
         found = _files(path)
         if {ENCODER, DECODER} <= {*found}:
-            files = [found[ENCODER], found[DECODER]]
-            if adapter is None and adapters is None and not device:
-                encoder = Session(files[0], options=QUIET, **how)
-                bound = _bound(load(files[1]), in_folder=True)
-                return EncoderDecoder(encoder, Session(files[1], **how), bound)
-            both = adapted([load(file) for file in files], "generate", adapter, adapters)
-            encoder, decoder = (
-                session_on(_made_for(device, graph), file, changed, **how)
-                for file, (graph, changed) in zip(files, both, strict=True)
-            )
-            return EncoderDecoder(encoder, decoder, _bound(both[1][0], in_folder=True))
+            return opening.encoder_decoder([found[ENCODER], found[DECODER]])
         if _SINGLE not in found:
             raise GraphgenError(f"generate: {path} has no {_SINGLE}; write it with graphgen build")
         path = found[_SINGLE]
@@ -92,92 +81,144 @@ def open_decoder(
         raise GraphgenError(
             f"generate: got a {type(model).__name__}; give a folder or a model{user_line()}"
         )
-    who = f"generate({path.name if path is not None else 'model'})"
-    inputs = [str(value.name) for value in graph.graph.inputs]
-    outputs = [value.name for value in graph.graph.outputs]
-    if not {"input_ids", MASK} <= {*inputs} or "logits" not in outputs:
-        raise GraphgenError(
-            f"{who}: its inputs are {', '.join(inputs[:4])}; a decoder has the inputs input_ids, "
-            f"attention_mask and a cache, and the output logits: build it with --task "
-            "text-generation"
+    second = None
+    if prompts is not None:
+        second = _Prompts(model_in(prompts, "generate"), None)
+    elif path is not None and in_folder and (beside := path.with_name(_PROMPTS)).exists():
+        second = _Prompts(load(beside), beside)
+    return opening.decoder(graph, path, in_folder=in_folder, chunk=chunk, prompts=second)
+
+
+class _Prompts(NamedTuple):
+    """A second graph, which reads prompts, and its file."""
+
+    graph: ir.Model
+    path: Path | None
+
+
+class _Opening:
+    """How the graphs of a decoder are opened: on which device, and with which adapters."""
+
+    def __init__(
+        self,
+        threads: int | None,
+        provider: Provider | None,
+        strict: bool,
+        adapter: Given | None,
+        adapters: Mapping[str, Given] | None,
+    ) -> None:
+        self._how: dict[str, Any] = {"threads": threads, "provider": provider, "strict": strict}
+        self._adapters = adapter, adapters
+        self._plain = adapter is None and adapters is None
+        self._device: TargetName | None = _device_of(provider)
+        self._old = minor(import_runtime().__version__) < (1, 24)
+
+    def encoder_decoder(self, files: Sequence[Path]) -> EncoderDecoder:
+        """Open an encoder, and the decoder that reads what it gives."""
+        if self._plain and not self._device:  # as the files are
+            encoder, bound = Session(files[0], options=QUIET, **self._how), load(files[1])
+            decoder = Session(files[1], **self._how)
+            return EncoderDecoder(encoder, decoder, _bound(bound, in_folder=True))
+        both = adapted([load(file) for file in files], "generate", *self._adapters)
+        encoder, decoder = (
+            session_on(_made_for(self._device, graph), file, changed, **self._how)
+            for file, (graph, changed) in zip(files, both, strict=True)
         )
-    [(graph, how["changed"])] = adapted([graph], "generate", adapter, adapters)
-    placed: ir.Model | Miss
-    known = _is_placed(graph)
-    placed = graph if known else in_place(graph)
-    if isinstance(placed, Miss) and any(name.startswith(PAST) for name in inputs):
-        made = with_cache(graph)  # where places and masks are those of another exporter
-        again = made if isinstance(made, Miss) else in_place(made.model)
-        placed = placed if isinstance(again, Miss) else again
-        if not isinstance(made, Miss) and "position_ids" not in inputs:
-            graph = optimize(made.model).model
-    if old and isinstance(placed, ir.Model) and (problem := _wrong_below_1_24(placed)):
-        if known:
-            raise GraphgenError(f"{who}: {problem}")
-        placed = Miss(problem)
-    if device and isinstance(placed, ir.Model) and (reason := lacks(placed, find_target(device))):
-        if known:
+        return EncoderDecoder(encoder, decoder, _bound(both[1][0], in_folder=True))
+
+    def decoder(
+        self,
+        graph: ir.Model,
+        path: Path | None,
+        *,
+        in_folder: bool,
+        chunk: int,
+        prompts: _Prompts | None,
+    ) -> Growing | InPlace:
+        """Open a decoder with its cache in place, or growing if that cannot be."""
+        who = f"generate({path.name if path is not None else 'model'})"
+        inputs = [str(value.name) for value in graph.graph.inputs]
+        outputs = [value.name for value in graph.graph.outputs]
+        if not {"input_ids", MASK} <= {*inputs} or "logits" not in outputs:
             raise GraphgenError(
-                f"{who}: {reason}; build it with --layout plain and without --kv, or "
-                "leave out provider"
+                f"{who}: its inputs are {', '.join(inputs[:4])}; a decoder has the inputs "
+                "input_ids, attention_mask and a cache, and the output logits: build it with "
+                "--task text-generation"
             )
-        placed = Miss(reason)
-    if isinstance(placed, Miss):
-        # Attention of onnxruntime 1.23 gives NaN for rows of padding only, as on the left here.
-        graph = optimize(graph).model if old else _made_for(device, graph)
+        [(graph, changed)] = adapted([graph], "generate", *self._adapters)
+        graph, placed = self._in_place(graph, who)
+        if isinstance(placed, Miss):
+            # Attention of onnxruntime 1.23 gives NaN for rows of padding only, as on the left here.
+            graph = optimize(graph).model if self._old else _made_for(self._device, graph)
+            session = self._session(graph, path, changed)
+            return Growing(session, chunk, placed.reason, _bound(graph, in_folder=in_folder))
+        placed = _made_for(self._device, placed)
+        bound = _bound(placed, in_folder=in_folder)
+        session = self._session(placed, path, changed)
+        read = prompts is not None and self._plain and session.plan.device == "cpu"
+        reader = self._reader(prompts, session) if prompts is not None and read else None
+        return InPlace(session, chunk, bound, reader)
+
+    def _session(self, graph: ir.Model, path: Path | None, changed: Collection[str]) -> Session:
+        """On a graph that gives the logits of a row's last token, and reads int8 as it pays."""
         keep_last(graph, several=True)
-        session = session_on(graph, path, **how)
-        return Growing(session, chunk, placed.reason, _bound(graph, in_folder=in_folder))
-    placed = _made_for(device, placed)
-    keep_last(placed, several=True)
-    session = session_on(_by_products(placed, device), path, **how)
-    reader = None
-    if adapter is None and adapters is None and session.plan.device == "cpu":
-        beside = path.with_name(Path(PROMPTS).name) if path is not None and in_folder else None
-        beside = None if prompts is not None or beside is None or not beside.exists() else beside
-        second: Any = prompts if beside is None else load(beside)
-        if second is not None:
-            reader = _reader(second, beside, session, device, how)
-    return InPlace(session, chunk, _bound(placed, in_folder=in_folder), reader)
+        if not self._device:
+            graph = attend_by_products(graph, products_pay)
+        return session_on(graph, path, changed, **self._how)
+
+    def _in_place(self, graph: ir.Model, who: str) -> tuple[ir.Model, ir.Model | Miss]:
+        """The graph to open if its cache must grow, and the one with the cache in place.
+
+        Raises GraphgenError if it is in place in the file, and cannot be on this machine.
+        """
+        known = _is_placed(graph)
+        placed = graph if known else in_place(graph)
+        inputs = {str(value.name) for value in graph.graph.inputs}
+        if isinstance(placed, Miss) and any(name.startswith(PAST) for name in inputs):
+            made = with_cache(graph)  # where places and masks are those of another exporter
+            again = made if isinstance(made, Miss) else in_place(made.model)
+            placed = placed if isinstance(again, Miss) else again
+            if not isinstance(made, Miss) and "position_ids" not in inputs:
+                graph = optimize(made.model).model
+        problem = "" if isinstance(placed, Miss) else self._problem(placed)
+        if problem and known:
+            mend = "leave out provider" if self._device else "upgrade onnxruntime"
+            raise GraphgenError(
+                f"{who}: {problem}; build it with --layout plain and without --kv, or {mend}"
+            )
+        return graph, Miss(problem) if problem else placed
+
+    def _problem(self, placed: ir.Model) -> str:
+        """Why this runtime or device does not compute a cache in place, or ""."""
+        if self._old and (problem := _wrong_below_1_24(placed)):
+            return problem
+        return lacks(placed, find_target(self._device)) if self._device else ""
+
+    def _reader(self, prompts: _Prompts, session: Session) -> Reader:
+        """What reads prompts into the cache of a session: GraphgenError if it does not fit."""
+        model, path = prompts
+        who = f"generate({'prompts' if path is None else path.name})"
+        written = model.metadata_props.get(PROMPTS_KEY, "")
+        if not written.isdecimal():
+            problem = f"its metadata {PROMPTS_KEY} is {written!r}, not a number of tokens"
+            raise GraphgenError(f"{who}: {problem}; build the folder again")
+
+        def open_it() -> Session:
+            placed = model.clone() if _is_placed(model) else in_place(model)
+            if isinstance(placed, Miss):
+                raise GraphgenError(f"{who}: {placed.reason}; build the folder again")
+            found = self._session(placed, path, ())
+            if (found.inputs, found.outputs) != (session.inputs, session.outputs):
+                problem = "its inputs and outputs are not those of the model beside it"
+                raise GraphgenError(f"{who}: {problem}; build the folder again")
+            return found
+
+        return Reader(open_it, int(written))
 
 
 def _is_placed(model: ir.Model) -> bool:
     """Whether the cache of a model is in place already."""
     return any(CAPACITY in map(str, value.shape or ()) for value in model.graph.inputs)
-
-
-def _reader(
-    model: ModelLike,
-    path: Path | None,
-    session: Session,
-    device: TargetName | None,
-    how: Mapping[str, Any],
-) -> Reader:
-    """What reads prompts into the cache of a session: raises GraphgenError if it does not fit."""
-    model = model_in(model, "generate")
-    who = f"generate({'prompts' if path is None else path.name})"
-    written = model.metadata_props.get(PROMPTS_KEY, "")
-    if not written.isdecimal():
-        problem = f"its metadata {PROMPTS_KEY} is {written!r}, not a number of tokens"
-        raise GraphgenError(f"{who}: {problem}; build the folder again")
-
-    def open_it() -> Session:
-        placed = model.clone() if _is_placed(model) else in_place(model)
-        if isinstance(placed, Miss):
-            raise GraphgenError(f"{who}: {placed.reason}; build the folder again")
-        keep_last(placed, several=True)
-        found = session_on(_by_products(placed, device), path, **how)
-        if (found.inputs, found.outputs) != (session.inputs, session.outputs):
-            problem = "its inputs and outputs are not those of the model beside it"
-            raise GraphgenError(f"{who}: {problem}; build the folder again")
-        return found
-
-    return Reader(open_it, int(written))
-
-
-def _by_products(model: ir.Model, device: TargetName | None) -> ir.Model:
-    """With attention to a cache of int8 by products of integers, where it runs and pays."""
-    return model if device else attend_by_products(model, products_pay)
 
 
 def _bound(model: ir.Model, *, in_folder: bool) -> str:
@@ -210,9 +251,9 @@ def _wrong_below_1_24(model: ir.Model) -> str:
     """Why onnxruntime below 1.24 does not compute the attention of a cache in place, or ""."""
     for node in (node for node in model.graph if is_a(node, ops.group_query_attention)):
         if node.attributes.get_int("local_window_size", -1) >= 0:
-            return "onnxruntime below 1.24 sees one token too many in a window; upgrade it"
+            return "onnxruntime below 1.24 sees one token too many in a window"
         if len(present_inputs(node)) > 7:
-            return "sinks were not tried on onnxruntime below 1.24; upgrade it"
+            return "sinks were not tried on onnxruntime below 1.24"
     return ""
 
 
