@@ -7,7 +7,7 @@ import functools
 import json
 import math
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 
 from graphgen.errors import GraphgenError, check_seed, user_line
 from graphgen.export.adapters import LORA, Adapter
@@ -25,25 +24,17 @@ from graphgen.export.named_losses import IGNORED, LABELS
 from graphgen.export.optimizers import Setting, clip_scale
 from graphgen.export.precision import LOSS_SCALE, LossScale, check_device
 from graphgen.export.trained import BASE, parameters_of
-from graphgen.header import read_header
 from graphgen.operands import Array
-from graphgen.passes.training.accumulate import BUFFER, GRADIENT
-from graphgen.runtime import Buffer, Provider, Resident, Session, return_memory
+from graphgen.runtime import Provider, return_memory
 from graphgen.train.batches import own_part
 from graphgen.train.data import Batch, LabelKind, check_rows, weight_of
 from graphgen.train.in_place import CHUNK, InPlace
-from graphgen.train.lower import SESSION_OPTIONS, lower, making, returning
-from graphgen.train.nonfinite import find_not_finite
-from graphgen.train.on_device import OnDevice
+from graphgen.train.lower import lower, making, returning
+from graphgen.train.opening import Opening
 from graphgen.train.parallel import Processes
 from graphgen.train.schedule import Schedule
 from graphgen.train.shares import Shares
 from graphgen.train.state import Feeder, State
-
-_ANY_MODEL = onnx.parser.parse_model(
-    '<ir_version: 8, opset_import: ["": 17]> any (float x) => (float y) { y = Neg (x) }'
-).SerializeToString()
-"""A session of it tells the device, also where no kernel serves the others."""
 
 _LARGE = 1 << 22
 """Bytes of weights from which on it pays to return the memory that opening took."""
@@ -107,55 +98,25 @@ class Engine:
             summed=self.accumulate > 1,
             averaged=ema is not None,
         )
-
-        def open_session(model: bytes, without: Collection[str] = ()) -> Session:
-            outputs = [y.name for y in read_header(model)[1].graph.output if y.name not in without]
-            try:
-                return Session(
-                    model,
-                    provider=provider,
-                    strict=strict,
-                    options=SESSION_OPTIONS,
-                    threads=threads,
-                    outputs=outputs if without else None,
-                )
-            except GraphgenError as error:  # which knows the model as bytes
-                raise GraphgenError(f"{who}: {str(error).partition(': ')[2]}") from error
-
-        weights, buffers = self.state.weights, self.state.views["g"]
-        probe = open_session(_ANY_MODEL)
-        alone = processes.size == 1  # else gradients are summed here
-        self._there = (
-            OnDevice.of(self.state, self.optimizer, probe, open_session) if alone else None
+        self._open = Opening(
+            who,
+            self.state,
+            self.optimizer,
+            program.gradients,
+            alone=processes.size == 1,
+            provider=provider,
+            strict=strict,
+            threads=threads,
         )
-        there = self._there.buffers if self._there else {}
-        self._placed: dict[str, Buffer] = {**there.get("p", {})}  # in the device's memory
-        sums = {n for n in program.gradients if not n.endswith((GRADIENT, BUFFER))}
-
-        def feeder(model: bytes, bound: Mapping[str, str], summed: bool = False) -> Feeder:
-            gradients = {n: buffers[p] for n, p in bound.items()}
-            in_place = probe.plan.device == "cpu"  # else each is copied, so only the last one
-            session = open_session(model, set() if in_place else sums)
-            kept: Mapping[str, Buffer] = {} if summed else there.get("g", {})
-            outputs = {
-                n: kept.get(bound[n], g) for n, g in gradients.items() if n in session.outputs
-            }
-            used = {n: a for n, a in (weights | gradients).items() if n in session.inputs}
-            for name in used.keys() & weights.keys() - self._placed.keys():
-                self._placed[name] = session.place(weights[name])
-            placed = {n: self._placed.get(n, array) for n, array in used.items()}
-            find = functools.partial(find_not_finite, model, open_session=open_session)
-            return Feeder(session, used, placed, outputs, find)
-
+        self._there = self._open.there
         self.scale = LossScale.of(program.loss)
         if (dtype := program.loss.get("dtype", "fp32")) != "fp32":
-            check_device(who, dtype, probe.plan.device)
-        self._feeder = feeder
-        self._train = feeder(program.training, program.gradients, self.accumulate > 1)
-        own = {"seed", "step", LOSS_SCALE, *weights, *program.gradients}
+            check_device(who, dtype, self._open.device)
+        self._train = self._open(program.training, program.gradients, summed=self.accumulate > 1)
+        own = {"seed", "step", LOSS_SCALE, *self.state.weights, *program.gradients}
         self.inputs = {n: t for n, t in self._train.session.inputs.items() if n not in own}
         self._evaluation = program.evaluation
-        self._evaluators: dict[tuple[str, ...], Feeder] = {(): feeder(program.evaluation, {})}
+        self._evaluators: dict[tuple[str, ...], Feeder] = {(): self._open(program.evaluation)}
         evaluation = program.evaluation  # and not the program, which is large
         self.shares = Shares(
             who,
@@ -163,7 +124,7 @@ class Engine:
             self.inputs,
             self.labels,
             processes,
-            lambda names: feeder(making(evaluation, names, who), {}),
+            lambda names: self._open(making(evaluation, names, who)),
         )
         self.device = self._train.session.plan.device
         scaled = self.scale.dynamic or self.optimizer.clip_norm is not None
@@ -261,7 +222,7 @@ class Engine:
             raise GraphgenError(
                 f"{self.who}: {self.directory} was written again meanwhile; open it again"
             )
-        return self._feeder(program.training, program.gradients, True)
+        return self._open(program.training, program.gradients, summed=True)
 
     def evaluate(self, batch: Batch, number: int) -> float:
         """The loss of a batch without dropout."""
@@ -276,7 +237,7 @@ class Engine:
         """
         if outputs not in self._evaluators:
             model = returning(self._evaluation, outputs, self.who)
-            self._evaluators[outputs] = self._feeder(model, {})
+            self._evaluators[outputs] = self._open(model)
         loss, *others = self._run(self._evaluators[outputs], batch, number, 0, checked)
         return _number(loss), others[: len(outputs)]  # the file itself may return more
 
@@ -392,10 +353,8 @@ class Engine:
         )
 
     def send(self, parameters: Mapping[str, Array]) -> None:
-        """Copy parameters that have changed to the device; frozen ones are there already."""
-        for name, array in parameters.items():
-            if isinstance(buffer := self._placed.get(name), Resident):
-                buffer.write(array)
+        """Copy parameters that have changed to the device."""
+        self._open.send(parameters)
 
     def _send_state(self) -> None:
         """Copy all that `state` holds but gradients to the device."""
