@@ -283,6 +283,18 @@ def test_a_dense_layer_is_wrong(fields: dict[str, Any], told: str, tmp_path: Pat
     assert told in str(error.value)
 
 
+@pytest.mark.parametrize("field", ["module_input_name", "module_output_name"])
+def test_a_normalize_of_something_else_is_refused(field: str, tmp_path: Path) -> None:
+    """Since sentence-transformers 5.5 it may be the vectors of tokens, or have another name."""
+    folder = checkpoint(tmp_path, published_encoders, "mpnet", "Normalize")
+    own = {"module_input_name": "sentence_embedding", "module_output_name": None}
+    write_part(folder / "2_Normalize", own)
+    from_folder(folder)
+    write_part(folder / "2_Normalize", own | {field: "token_embeddings"})
+    with pytest.raises(gg.GraphgenError, match=f"Normalize: {field} is 'token_embeddings'; it"):
+        from_folder(folder)
+
+
 def test_a_prompt_that_is_not_pooled_needs_its_length(tmp_path: Path) -> None:
     """Texts without a prompt are pooled whole either way."""
     given = {"pooling_mode": "mean", "include_prompt": False}

@@ -70,7 +70,8 @@ def sentence_head(
     for kind, name in entries[2:]:
         where, plain = folder / name, kind == "Normalize"
         file = where / "config.json"
-        config = _config(file, kind, {} if plain else read_json(file))
+        fields = {} if plain and not present(file) else read_json(file)  # older ones have none
+        config = _config(file, kind, fields)
         stage = STAGES[kind](config, size)
         config.finish()
         if not plain:

@@ -25,6 +25,8 @@ class Stage(nn.Module):
     features: int
 
     def __init__(self, config: Config, features: int):
+        config.expect("module_input_name", "sentence_embedding")
+        config.expect("module_output_name", "sentence_embedding", None)  # null: as the input
         self.features = features
 
 
@@ -32,9 +34,8 @@ class Dense(Stage):
     """f(W x + b), (B, D) to (B, E); plus x, or R x if it has another size, if it is a residual."""
 
     def __init__(self, config: Config, features: int):
+        super().__init__(config, features)
         config.expect("in_features", features)
-        for name in ("module_input_name", "module_output_name"):
-            config.expect(name, "sentence_embedding")
         self.features = config.take("out_features", int)
         self.linear = nn.Linear(features, self.features, bias=config.take("bias", bool, True))
         self.activation = config.choose(
@@ -56,8 +57,9 @@ class LayerNorm(Stage):
     """A norm of the vectors, (B, D)."""
 
     def __init__(self, config: Config, features: int):
+        super().__init__(config, features)
         config.expect("dimension", features)
-        self.features, self.norm = features, nn.LayerNorm(features)
+        self.norm = nn.LayerNorm(features)
 
     def __call__(self, x: Tensor) -> Tensor:
         y: Tensor = self.norm(x)
