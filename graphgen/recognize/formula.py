@@ -6,7 +6,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from graphgen.graph import constant, scalar
+from graphgen.graph import constant, produced_by, scalar
 from graphgen.infer import same_shape
 from graphgen.recognize.algebra import (
     ONE,
@@ -27,6 +27,7 @@ from graphgen.recognize.algebra import (
     times,
     total,
 )
+from graphgen.recognize.axes import LAYOUT
 
 _LARGE = 32
 _HUGE = 1e4  # next to such a number x is lost: it does not cancel
@@ -52,6 +53,16 @@ def sources(form: Frozen) -> list[set[str]]:
     """For each function in a form, the operators that can produce it."""
     kinds = sorted(s for s in signs(form) if isinstance(s, str) and s != ROOT)
     return [_YIELD.get(kind, {kind}) for kind in kinds]
+
+
+def is_maximum(value: ir.Value | None) -> bool:
+    """Whether ReduceMax, in any layout, makes a value, at least -infinity."""
+    while (node := produced_by(value, "Max", "Cast", *LAYOUT)) is not None:
+        least = scalar(node.inputs[-1]) if node.op_type == "Max" else -math.inf
+        if least is None or least > -1e30:
+            return False
+        value = node.inputs[0]
+    return produced_by(value, "ReduceMax") is not None
 
 
 def is_open(node: ir.Node | None, *, casts: bool) -> bool:
@@ -146,8 +157,9 @@ class Expression:
         if kind == "Cast" and not self._is_wide(node.outputs[0].dtype):
             return None
         operands = node.inputs[:1] if kind in ("Cast", "Expand") else node.inputs
-        if kind == "Max":  # with -infinity it has no effect: empty maxima begin so
-            operands = [v for v in operands if (c := scalar(v)) is None or c > -1e30]
+        if kind == "Max":  # empty maxima begin with the lowest number or -infinity
+            least = -1e30 if any(map(is_maximum, operands)) else -math.inf
+            operands = [v for v in operands if (c := scalar(v)) is None or not c <= least]
             if len(operands) == 1 and operands[0] is not None:
                 return self.of(operands[0])
         forms = [self.of(v) for v in operands if v is not None]

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen.edit import to_model
-from graphgen.graph import constant, is_float, produced_by, scalar
+from graphgen.graph import constant, is_float, produced_by
 from graphgen.infer import incompatible, same_shape
 from graphgen.match import CHANNELS, Rewrite
 from graphgen.op import Op
@@ -27,8 +27,7 @@ from graphgen.recognize.algebra import (
     signs,
     unify,
 )
-from graphgen.recognize.axes import LAYOUT
-from graphgen.recognize.formula import Expression, axes_of, is_open, sources
+from graphgen.recognize.formula import Expression, axes_of, is_maximum, is_open, sources
 from graphgen.recognize.groups import by_instances
 from graphgen.record import recording
 from graphgen.value import Tensor, Value, adopt
@@ -155,7 +154,7 @@ class Pattern:
         axes, bound = found.get("axes", (-1,)), {x, *found.values()}
         # Infinity does not cancel, nor does a number so large that x is lost: only a maximum may.
         others = [v for v in expression.leaves if v not in bound]
-        if not all(_is_maximum(v) and _is_one(v, axes) for v in others):
+        if not all(is_maximum(v) and _is_one(v, axes) for v in others):
             return None
         order = _order(x, axes) if self.stashes else None
         if order is None and axes != (_last(len(axes)) if self.stashes else axes[:1]):
@@ -203,16 +202,6 @@ def _is_one(value: ir.Value, axes: tuple[int, ...]) -> bool:
         made = produced_by(value, "ReduceMax")
         return made is not None and {*axes} <= {*(axes_of(made) or ())}
     return all(-axis > len(shape) or shape[axis] == 1 for axis in axes)
-
-
-def _is_maximum(value: ir.Value | None) -> bool:
-    """Whether ReduceMax, in any layout, makes a value, at least -infinity."""
-    while (node := produced_by(value, "Max", "Cast", *LAYOUT)) is not None:
-        least = scalar(node.inputs[-1]) if node.op_type == "Max" else -math.inf
-        if least is None or least > -1e30:
-            return False
-        value = node.inputs[0]
-    return produced_by(value, "ReduceMax") is not None
 
 
 def upstream(y: ir.Value, *, casts: bool) -> dict[ir.Node, None]:

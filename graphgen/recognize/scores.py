@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen.graph import constant, is_float, operator_name, present_inputs, produced_by, scalar
-from graphgen.infer import describe, same_dim, same_shape
+from graphgen.infer import describe, is_named, same_dim, same_shape
 from graphgen.match import Miss
 from graphgen.op import is_a
 from graphgen.ops.elementwise import add, logical_and, logical_not, maximum, where
@@ -160,6 +160,7 @@ class Scores:
         self.apart: list[Dim] = []  # batches along which an operand may have 1 and another more
         self.unknown = 0  # biases that may be that low
         self.floor = False  # whether a bias may be as low as the lowest number
+        self.shielded = False  # whether weights that are NaN, of whatever scores, become 0
         self.maxima: list[Dims] = []  # the axes of maxima that are subtracted
         self.known: list[View] = [q, k]
         self.ends: list[ir.Value] = []
@@ -315,12 +316,13 @@ class Scores:
         if node.op_type != "Where":
             return self.take(node, i)
         asked = produced_by(node.inputs[0], "IsNaN")
-        if i == 2 and asked is not None and asked.inputs[0] is node.inputs[2]:
-            return None
         made = produced_by(node.inputs[i], softmax)
         axis = -1 if made is None else made.attributes.get_int("axis", -1)
-        if made and asks_for_hidden_rows(node.inputs[0], made.inputs[0], axis, answer=i == 2):
-            self.guards += self.keeps if {*self.lows} == {-np.inf} else []
+        shields = i == 2 and asked is not None and asked.inputs[0] is node.inputs[2]
+        hidden = made and asks_for_hidden_rows(node.inputs[0], made.inputs[0], axis, answer=i == 2)
+        if shields or hidden:
+            self.shielded |= shields
+            self.guards += self.keeps if {*self.lows} == {-np.inf} and not self.floor else []
             return None
         self.ends += [value for value in node.inputs[:1] if value is not None]
         terms = [node.inputs[0]] if i == 2 else _conjuncts(node.inputs[0])
@@ -357,7 +359,9 @@ class Scores:
             named = own and len(scores) == 1 and is_told(d) and is_told(scores[0])
             named = named and not is_always(d, scores[0]) and not is_above_one(scores[0])
             named = named and not is_repeated_to(d, scores[0])
-            if named and broadcast_partner((d, *scores)) is None:
+            # A size without a name may be 1 where a mask has a number, as a trace's biases do.
+            fixed = own and len(scores) == 1 and is_above_one(d) and not is_named(scores[0])
+            if fixed or (named and broadcast_partner((d, *scores)) is None):
                 problem = f"a mask has {d} where the scores have {scores[0]}"
                 self.unequal.append((wanted, dim(adopt(value), len(view.dims) - j), problem))
         terms.append(Term(value, replace(view, dims=dims), loose=loose, **kind))
@@ -387,6 +391,7 @@ class Scores:
             [meanings[key] or "mask" for key in keeps] + ["bias"] * bool(self.biases)
         )
         in_words = " and ".join(words) or "no mask"
+        in_words += "; a score that is NaN would make NaN of its row, not 0" * self.shielded
         chosen = [term for key, term in keeps.items() if not (is_attribute and key in causal)]
         placed = [term.placed(target, self.known) for term in (*chosen, *self.biases)]
         here = [x for x in placed if x is not None]

@@ -253,6 +253,21 @@ def test_a_matrix_that_is_not_square_has_no_inverse(size: int | str, told: str) 
         gg.build(ops.inverse, x=gg.float32["b", size, 3])
 
 
+def test_sites_with_matrices_of_an_open_side_are_verified_where_they_are_square(
+    tmp_path: Path,
+) -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>
+    main (float[b, 4, k] x) => (float[b, 4, 4] y) {
+      turned = com.microsoft.Inverse (x)
+      scores = MatMul (turned, x)
+      weights = Softmax (scores)
+      y = MatMul (weights, turned)
+    }"""
+    onnx.save(onnx.parser.parse_model(text), path := tmp_path / "model.onnx")
+    best = gg.optimize(gg.load(path), target="cpu", verify=True)
+    assert best.report.ops_after["Attention"] == 1
+
+
 def test_a_singular_matrix_has_no_inverse_and_the_others_have() -> None:
     x = np.stack([np.zeros((2, 2)), np.diag([2.0, 4.0])]).astype(np.float32)
     y = ops.inverse(x)

@@ -1173,6 +1173,29 @@ def test_a_guard_of_rows_without_scores_is_what_attention_does(
     assert np.all(wanted[:, 0] == 0) == (low == asked)
 
 
+@pytest.mark.parametrize("limited", [False, True])
+def test_weights_of_nan_that_become_0_are_zeros_where_a_mask_hides_a_row(limited: bool) -> None:
+    """As torch 2.9 and later write scaled_dot_product_attention; NaN of other scores is told."""
+
+    def body(q: Any, k: Any, v: Any, mask: Any) -> Any:
+        s = ops.where(mask, plain_scores(q, k), -math.inf)
+        w = ops.softmax(ops.maximum(s, LOWEST) if limited else s)
+        return merge(ops.where(ops.is_nan(w), 0.0, w) @ heads(v))
+
+    model = build(body, primitives=True, q=Q, k=K, v=K, mask=gg.bool_["t", "s"])
+    best, strict = optimize(model, verify=True), optimize(model, strict_masked_rows=True)
+    [site] = [s for p in best.report.passes if p.name == "fuse_attention" for s in p.sites]
+    assert "a score that is NaN would make NaN of its row, not 0" in site.reason
+    assert ("masked entirely" in site.reason) == limited
+    assert ("Attention" in count_operators(strict.model)) == (not limited)
+    rng = np.random.default_rng(0)
+    feeds = {n: rng.standard_normal((2, 4, H * D)).astype(np.float32) for n in "qkv"}
+    feeds["mask"] = np.tril(np.ones((4, 4), bool), -1)  # nothing is left of row 0
+    wanted, got = run_plain(model, feeds)[0], run_plain(best.model, feeds)[0]
+    assert relative_rms(wanted[:, limited:], got[:, limited:]) < ROUNDING
+    assert np.any(wanted[:, 0]) == limited and not np.any(got[:, 0])
+
+
 @pytest.mark.parametrize("shape", [(1,), (H, 1, 1), ("t", 1)], ids=str)
 def test_scores_are_divided_by_a_number_that_is_computed(shape: Any) -> None:
     """A learned temperature, of all heads, of each, or of each query; not of each key."""

@@ -186,3 +186,41 @@ main (float[b, 2, t, 8] q, float[b, 2, 12, 8] k, float[b, 2, 12, 8] v, float[{di
         feeds = {key: random.standard_normal(d, np.float32) for key, d in given.items()}
         [wanted], [got] = run_plain(model, feeds), run_plain(best, feeds)
         assert wanted.shape == got.shape and relative_rms(wanted, got) < ROUNDING
+
+
+@pytest.mark.parametrize("dims", ["6, 6", "1, 2, 6, 6", "6, 1", "3, 1, 1, 6"])
+def test_a_bias_of_a_trace_repeats_sizes_without_names(dims: str, tmp_path: Path) -> None:
+    """A batch or queries of 1 are repeated for its six; the operator wants them as many."""
+    proto = onnx.parser.parse_model("""
+<ir_version: 8, opset_import: ["" : 17]>
+main (float[b, t, 8] q, float[b, s, 8] k, float[b, s, 8] v) => (float[b, t, 8] y)
+<int64[4] apart = {0, 0, 2, 4}, int64[3] merged = {0, 0, 8}> {
+   q4 = Reshape (q, apart)
+   k4 = Reshape (k, apart)
+   v4 = Reshape (v, apart)
+   qh = Transpose <perm = [0, 2, 1, 3]> (q4)
+   kh = Transpose <perm = [0, 2, 3, 1]> (k4)
+   vh = Transpose <perm = [0, 2, 1, 3]> (v4)
+   scores = MatMul (qh, kh)
+   biased = Add (scores, bias)
+   w = Softmax (biased)
+   o = MatMul (w, vh)
+   back = Transpose <perm = [0, 2, 1, 3]> (o)
+   y = Reshape (back, merged)
+}""")
+    for value in (*proto.graph.input, *proto.graph.output):
+        for dim in value.type.tensor_type.shape.dim:
+            dim.ClearField("dim_param")
+    shape, random = [int(d) for d in dims.split(",")], np.random.default_rng(0)
+    bias = random.standard_normal(shape, np.float32)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(bias, "bias"))
+    onnx.save(proto, tmp_path / "graph.onnx")
+    model = gg.load(tmp_path / "graph.onnx")
+    best = gg.optimize(model, target="cpu").model
+    assert count_operators(best)["Attention"] == 1
+    batches = (1, 3) if shape[0] == 3 else (1, 2)
+    for b, t in [(b, t) for b in batches for t in (1, 6)]:
+        sizes = {"q": (b, t, 8), "k": (b, 6, 8), "v": (b, 6, 8)}
+        feeds = {key: random.standard_normal(size, np.float32) for key, size in sizes.items()}
+        [wanted], [got] = run_plain(model, feeds), run_plain(best, feeds)
+        assert wanted.shape == got.shape and relative_rms(wanted, got) < ROUNDING

@@ -184,6 +184,22 @@ def test_a_logarithm_that_is_lost_in_rows_that_are_masked_has_a_caveat() -> None
     assert "Softmax" not in count_operators(optimize(model, strict_masked_rows=True).model)
 
 
+def test_a_maximum_with_the_lowest_number_is_a_part_of_what_a_softmax_gets() -> None:
+    """It makes a row of -infinity a row of equal numbers, as some masks of transformers do."""
+
+    def body(x: Any) -> Any:
+        x = ops.maximum(x, np.float32(np.finfo(np.float32).min))
+        e = ops.exp(x - ops.reduce_max(x, [-1]))
+        return e / ops.reduce_sum(e, [-1])
+
+    model = build(body, primitives=True, x=gg.float32["b", 4])
+    best = optimize(model).model
+    assert count_operators(best) == {"Max": 1, "Softmax": 1}
+    x = np.array([[-np.inf] * 4, [-np.inf, 0, 1, 2]], np.float32)
+    [wanted], [got] = run_plain(model, {"x": x}), run_plain(best, {"x": x})
+    assert np.all(wanted[0] == 0.25) and relative_rms(wanted, got) < ROUNDING
+
+
 @pytest.mark.parametrize("tested", [False, True])
 @pytest.mark.parametrize(("largest", "summed"), [(3, 0), (0, 3), (3, 3)])
 def test_a_maximum_that_varies_along_the_sum_does_not_cancel(
