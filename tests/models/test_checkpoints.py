@@ -349,6 +349,17 @@ def test_weights_that_are_integers_are_refused(tmp_path):
         from_folder(tmp_path, "fill-mask")
 
 
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+@pytest.mark.parametrize("options", [(), ("--dtype", "fp16"), ("--quantize", "int4")])
+def test_weights_that_are_not_finite_are_named(number, options, folder, refused):
+    """Products by int4 weights round their inputs: out of NaN came ordinary numbers."""
+    arrays = published()
+    next(a for name, a in arrays.items() if "layer.0.output.dense.bias" in name)[1] = number
+    write_weights(folder / "model.safetensors", arrays)
+    told = refused(*options)
+    assert "layers.0.feed_forward.down.bias has numbers that are not finite" in told
+
+
 @pytest.mark.parametrize("kind", [np.float32, ml_dtypes.bfloat16])
 def test_weights_that_are_too_large_for_half_precision_are_named(kind, folder, refused):
     arrays = {name: array.astype(kind) for name, array in published().items()}

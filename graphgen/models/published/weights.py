@@ -33,7 +33,7 @@ def lazily(
 ) -> ir.LazyTensor:
     """A tensor whose array is made each time it is needed, and converted to `dtype`.
 
-    Making it raises GraphgenError for numbers that are too large for `dtype`.
+    Making it raises GraphgenError for numbers that are not finite, or too large for `dtype`.
     """
 
     def evaluate() -> ir.TensorProtocol:
@@ -43,11 +43,19 @@ def lazily(
 
 
 def converted(given: Array, dtype: ir.DataType, name: str) -> Array:
-    """An array in `dtype`. Raises GraphgenError for numbers that are too large for it."""
+    """A weight in `dtype`.
+
+    Raises GraphgenError for numbers that are too large for it, or not finite: a product that
+    rounds its inputs to eight bits makes ordinary numbers of NaN.
+    """
+    if not np.isfinite(given).all():
+        raise GraphgenError(
+            f"{name} has numbers that are not finite (NaN or infinity): download the checkpoint "
+            "again, or give one from before its training diverged"
+        )
     with np.errstate(over="ignore"):
         array = given.astype(dtype.numpy(), order="C", copy=False)
-    changed = array.dtype != given.dtype
-    if changed and np.isinf(array).any() and not np.isinf(given).any():
+    if array.dtype != given.dtype and not np.isfinite(array).all():
         raise GraphgenError(
             f"{name}: {np.abs(given).max():g} is too large for {dtype.name.lower()}; choose "
             "another --dtype"
