@@ -12,7 +12,7 @@ from graphgen.edit import infer_model, tidy
 from graphgen.errors import GraphgenError
 from graphgen.graph import bodies, operator_name, present_inputs, produced_by
 from graphgen.infer import OPSET, schema_of
-from graphgen.match import Engine, Miss, Outcome, PassReport, Rewrite, Rule, Site
+from graphgen.match import Engine, Miss, Outcome, PassReport, Refusal, Rewrite, Rule, Site
 from graphgen.op import TABLE, Op, find_op, is_a, read_attributes
 from graphgen.ops.attention import attention
 from graphgen.ops.contrib import (
@@ -142,7 +142,7 @@ _SUMS = (skip_layer_normalization, skip_rms_normalization, bias_gelu, embed_laye
 """What the runtime makes of good operators when it saves a file, also where that is slower."""
 
 
-def _faster(node: ir.Node, target: Target) -> Rewrite | None:
+def _faster(node: ir.Node, target: Target) -> Rewrite | Refusal | None:
     """The node as what measured faster, its body or another operator, with the figures."""
     op = find_op(node)
     if op is None or op is not ops.scaled_dot_product_attention:
@@ -150,8 +150,8 @@ def _faster(node: ir.Node, target: Target) -> Rewrite | None:
     if len(node.outputs) > 1 or len(node.inputs) > 4:
         return None
     half = node.inputs[0] is not None and node.inputs[0].dtype == ir.DataType.FLOAT16
-    if half and target.name == "cpu" and not _is_cached(node):
-        return _in_float32(node)
+    if half and target.name == "cpu":
+        return Refusal(_MAY_OVERFLOW) if _is_cached(node) else _in_float32(node)
     if slower := target.pays(node):
         return by_body(op, node, None, f"{slower}: its body instead")
     if len(present_inputs(node)) > 3:
@@ -163,6 +163,11 @@ def _faster(node: ir.Node, target: Target) -> Rewrite | None:
         return None
     reason = target.prefers(other, node)
     return Rewrite([result], present_inputs(node), reason) if reason else None
+
+
+_MAY_OVERFLOW = (
+    "in float16, as its keys are joined to a cache: a score beyond 65,504 would make NaN of its row"
+)
 
 
 def _in_float32(node: ir.Node) -> Rewrite:

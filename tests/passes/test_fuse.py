@@ -365,3 +365,12 @@ def test_attention_in_float16_is_computed_in_float32() -> None:
         feeds = {n: (rng.standard_normal((2, 2, 5, 16)) * scale).astype(np.float16) for n in "qkv"}
         [wanted], [got] = run_plain(model, feeds), run_plain(best.model, feeds)
         assert np.isfinite(wanted).all() and relative_rms(wanted, got) < 1e-3
+
+    def cached(q: Any, k: Any, v: Any, past: Any) -> Any:
+        return body(q, ops.concat([past, k], axis=2), ops.concat([past, v], axis=2))
+
+    past = gg.float16["b", 2, "p", 16]
+    best = optimize(as_in_a_file(cached, primitives=True, q=spec, k=spec, v=spec, past=past))
+    assert count_operators(best.model) == {"Concat": 2, "Attention": 1}
+    [site] = [s for p in best.report.passes if p.name == "legalize" for s in p.sites]
+    assert site.status == "refused" and "a score beyond 65,504 would make NaN" in site.reason
