@@ -158,66 +158,79 @@ def _mend(message: Any, *, in_function: bool) -> None:
     """Check and mend a message and all inside it, functions' bodies excepted."""
     match message.DESCRIPTOR.name:
         case "Dimension":
-            if message.dim_param:
-                message.dim_param = legible(message.dim_param)
-            else:
-                message.ClearField("dim_param")
-            if message.dim_value < 0:  # any size, for the runtime
-                message.ClearField("dim_value")
+            _mend_size(message)
         case "GraphProto":
             types = {value.name: value.type for value in message.input}
             for value in message.output:  # an input that is one, too, is what the input declares
                 if value.name in types:
                     value.type.CopyFrom(types[value.name])
-        case "TensorShapeProto":
-            if len(message.dim) > AXES:
-                raise ValueError(f"a tensor of {len(message.dim)} axes is declared; {AXES} at most")
+        case "TensorShapeProto" if len(message.dim) > AXES:
+            raise ValueError(f"a tensor of {len(message.dim)} axes is declared; {AXES} at most")
         case "TensorProto":
-            if any(size < 0 for size in message.dims):
-                raise ValueError(f"the tensor {message.name!r} has sizes {list(message.dims)}")
-            read = "raw_data" if message.HasField("raw_data") else _field_of(message.data_type)
-            for name in _TYPED:
-                if name != read:
-                    message.ClearField(name)  # the runtime does not look at it
-            for entry in [e for e in message.external_data if e.key not in _OUTSIDE]:
-                message.external_data.remove(entry)
-            for entry in message.external_data:
-                if entry.key in ("offset", "length") and not re.fullmatch("[0-9]+", entry.value):
-                    where = f"the {entry.key} of the data of {message.name!r}"
-                    raise ValueError(f"{where} is {entry.value!r}, not a number of bytes")
+            _mend_tensor(message)
         case "NodeProto":
             message.ClearField("device_configurations")
         case "AttributeProto":
-            if not in_function:
-                message.ClearField("ref_attr_name")
-            elif message.ref_attr_name:
-                for name in _held(message):
-                    message.ClearField(name)  # the call says what it is
-            _check_content(message)
+            _mend_attribute(message, in_function=in_function)
     for field, content in message.ListFields():
         if field.type == _MESSAGE and field.name != "functions":
             for part in content if field.is_repeated else [content]:
                 _mend(part, in_function=in_function)
-        elif field.type == _TEXT and field.is_repeated:
-            for i, text in enumerate(content):
-                if isinstance(text, bytes):
-                    content[i] = text.decode(errors="backslashreplace")
-        elif field.type == _TEXT and isinstance(content, bytes):
-            if field.name in ("op_type", "domain"):
-                raise ValueError(f"the name {content!r} is not UTF-8")
-            setattr(message, field.name, content.decode(errors="backslashreplace"))
+        elif field.type == _TEXT:
+            _mend_text(message, field, content)
 
 
-def _held(attribute: onnx.AttributeProto) -> set[str]:
-    return {field.name for field, _ in attribute.ListFields()} - _ASIDE
+def _mend_size(size: Any) -> None:
+    if size.dim_param:
+        size.dim_param = legible(size.dim_param)
+    else:
+        size.ClearField("dim_param")
+    if size.dim_value < 0:  # any size, for the runtime
+        size.ClearField("dim_value")
 
 
-def _check_content(attribute: onnx.AttributeProto) -> None:
+def _mend_tensor(tensor: onnx.TensorProto) -> None:
+    if any(size < 0 for size in tensor.dims):
+        raise ValueError(f"the tensor {tensor.name!r} has sizes {list(tensor.dims)}")
+    read = "raw_data" if tensor.HasField("raw_data") else _field_of(tensor.data_type)
+    for name in _TYPED:
+        if name != read:
+            tensor.ClearField(name)  # the runtime does not look at it
+    for entry in [e for e in tensor.external_data if e.key not in _OUTSIDE]:
+        tensor.external_data.remove(entry)
+    for entry in tensor.external_data:
+        if entry.key in ("offset", "length") and not re.fullmatch("[0-9]+", entry.value):
+            where = f"the {entry.key} of the data of {tensor.name!r}"
+            raise ValueError(f"{where} is {entry.value!r}, not a number of bytes")
+
+
+def _mend_attribute(attribute: onnx.AttributeProto, *, in_function: bool) -> None:
+    if not in_function:
+        attribute.ClearField("ref_attr_name")
+    elif attribute.ref_attr_name:
+        for name in _held(attribute):
+            attribute.ClearField(name)  # the call says what it is
     given = _held(attribute)
     if not given <= {_CONTENT.get(attribute.type)}:
         kind = onnx.AttributeProto.AttributeType.Name(attribute.type)
         held = ", ".join(sorted(given))
         raise ValueError(f"the attribute {attribute.name!r} is of type {kind} and holds {held}")
+
+
+def _mend_text(message: Any, field: Any, content: Any) -> None:
+    """Read text that is not UTF-8 as the runtime does; the names of operators have to be."""
+    if field.is_repeated:
+        for i, text in enumerate(content):
+            if isinstance(text, bytes):
+                content[i] = text.decode(errors="backslashreplace")
+    elif isinstance(content, bytes):
+        if field.name in ("op_type", "domain"):
+            raise ValueError(f"the name {content!r} is not UTF-8")
+        setattr(message, field.name, content.decode(errors="backslashreplace"))
+
+
+def _held(attribute: onnx.AttributeProto) -> set[str]:
+    return {field.name for field, _ in attribute.ListFields()} - _ASIDE
 
 
 @lru_cache(TEXTS)

@@ -16,8 +16,8 @@ from small_models import block
 import graphgen as gg
 from graphgen import nn, ops
 from graphgen.display import LINES, WIDTH, fitted
-from graphgen.export.artifacts import Prepared
 from graphgen.export.checkpoint import Checkpoint
+from graphgen.export.prepared import Prepared
 from graphgen.generation import Generation, Generator
 from graphgen.generation.options import Options
 from graphgen.laboratory import notebook, page

@@ -28,35 +28,19 @@ EXAMPLE = "art --data a.npz --steps 1000 --warmup 100 --checkpoint runs/a"
 
 def run(options: argparse.Namespace) -> None:
     """Train from a folder of artifacts, which says with which optimizer."""
-    from dataclasses import asdict
-
     from graphgen.train.batches import length
     from graphgen.train.callbacks import log_for
     from graphgen.train.metrics import read_metric
     from graphgen.train.parallel import processes
     from graphgen.train.run import evaluations, plot
     from graphgen.train.schedule import named
-    from graphgen.train.sources import read
-    from graphgen.train.texts import table, texts_for
 
     if (options.model is None) != (options.output is None):
         raise GraphgenError("--model and -o write the trained model together; give both or neither")
     together = processes()
     own: dict[str, Any] = {"processes": together, "schedule": None}
     trainer = gg.Trainer(options.directory, **keywords(gg.Trainer, options) | own)
-    found: dict[str, Any] = {"batch": options.batch, "pad": options.pad}
-    own_texts = {"max_length": options.max_length, "pack": options.pack}
-    texts = texts_for(trainer, options.directory, options.tokenizer, **own_texts)
-    found |= {"by_length": options.by_length, "texts": texts}
-    data = read(options.data, trainer.inputs, seed=options.seed, **found)
-    held_out = None
-    if options.eval is not None:
-        held_out = read(options.eval, trainer.inputs, seed=None, option="--eval", **found)
-    if texts is not None and texts.reports:
-        texts.check(trainer, data)
-        trainer.plan["data"] = [asdict(report) for report in texts.reports]
-        if not together.rank and not options.json:
-            show(table(texts.reports))
+    data, held_out = _read(options, trainer, shown=not together.rank and not options.json)
     if options.find_rate is not None:
         curve = trainer.find_rate(data)
         curve.plot(options.find_rate)
@@ -69,12 +53,16 @@ def run(options: argparse.Namespace) -> None:
         steps = -(-count // trainer.accumulate)
     own = {"rate": options.lr, "steps": steps}
     trainer.schedule = named(options.schedule, **keywords(named, options) | own)
-    shown = sys.stdout is not None and sys.stdout.isatty() and not options.json
     if options.resume_at is not None:
         options.resume = options.resume_at
-    own = {"evaluate": held_out, "evaluate_every": options.eval_every, "progress": shown}
-    own |= {"steps": steps, "metrics": options.metric}
-    own |= {"callbacks": [log_for(kind, options.checkpoint) for kind in options.log]}
+    own = {
+        "evaluate": held_out,
+        "evaluate_every": options.eval_every,
+        "progress": sys.stdout is not None and sys.stdout.isatty() and not options.json,
+        "steps": steps,
+        "metrics": options.metric,
+        "callbacks": [log_for(kind, options.checkpoint) for kind in options.log],
+    }
     history = trainer.fit(data, **keywords(trainer.fit, options) | own)
     if together.rank:
         return  # only the first process writes and prints
@@ -89,6 +77,29 @@ def run(options: argparse.Namespace) -> None:
     else:
         show(evaluations(history, [read_metric(given) for given in options.metric]))
         print(f"step {trainer.step}" + (f": loss {history[-1]['loss']:.4f}" if history else ""))
+
+
+def _read(options: argparse.Namespace, trainer: "gg.Trainer", *, shown: bool) -> tuple[Any, Any]:
+    """The batches of `--data` and `--eval`; the plan keeps what was cut of texts."""
+    from dataclasses import asdict
+
+    from graphgen.train.sources import read
+    from graphgen.train.texts import table, texts_for
+
+    how = {"max_length": options.max_length, "pack": options.pack}
+    texts = texts_for(trainer, options.directory, options.tokenizer, **how)
+    found: dict[str, Any] = {"batch": options.batch, "pad": options.pad}
+    found |= {"by_length": options.by_length, "texts": texts}
+    data = read(options.data, trainer.inputs, seed=options.seed, **found)
+    held_out = None
+    if options.eval is not None:
+        held_out = read(options.eval, trainer.inputs, seed=None, option="--eval", **found)
+    if texts is not None and texts.reports:
+        texts.check(trainer, data)
+        trainer.plan["data"] = [asdict(report) for report in texts.reports]
+        if shown:
+            show(table(texts.reports))
+    return data, held_out
 
 
 def add_options(add: Callable[..., Any]) -> None:

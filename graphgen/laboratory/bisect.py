@@ -32,8 +32,8 @@ from graphgen.export.artifact_files import (
     parse_artifact,
     read_artifact,
 )
-from graphgen.export.artifacts import Prepared
 from graphgen.export.checkpoint import Checkpoint
+from graphgen.export.prepared import Prepared
 from graphgen.export.session import Session, model_of
 from graphgen.garbage import uncollected
 from graphgen.graph import ModelLike
@@ -404,7 +404,7 @@ def bisect(
 
     The model is a path, or what `build`, `load` or `optimize` returned; or a folder of training
     artifacts, of which the steps are those of the trainer's lowering; or, for the steps that write
-    them, an `export.artifacts.Prepared`. Of these two, errors are those of the loss and of all
+    them, an `export.prepared.Prepared`. Of these two, errors are those of the loss and of all
     gradients. `tolerance` bounds the relative RMS error with the runtime's own optimizations off,
     against what `compare` takes, float64 or the unfused graph; `slower_than`, such as 0.03, how
     much longer a site takes after a step, with them on, first measured for `seconds`. `target`,

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from graphgen import ops, safetensors
 from graphgen.errors import GraphgenError
-from graphgen.export.artifacts import CHECKPOINT
+from graphgen.export.artifact_files import CHECKPOINT
 from graphgen.export.checkpoint import Checkpoint, OptimizerState
 from graphgen.export.optimizers import Optimizer
 from graphgen.export.partial import in_place_of

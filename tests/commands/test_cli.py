@@ -32,10 +32,10 @@ from graphgen.batch import ENGINES
 from graphgen.batch.results import COLUMNS
 from graphgen.bits import BlockSize
 from graphgen.errors import GateError, GraphgenError
-from graphgen.export.artifacts import Profile
 from graphgen.export.folders import Layout
 from graphgen.export.optimizers import read_optimizer
 from graphgen.export.precision import DTYPES
+from graphgen.export.prepared import Profile
 from graphgen.graph import parameters
 from graphgen.laboratory.rows import KINDS
 from graphgen.passes.training.packed import Base

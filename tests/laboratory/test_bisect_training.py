@@ -14,7 +14,8 @@ from small_models import run_plain
 import graphgen as gg
 from graphgen.commands import main
 from graphgen.export.artifact_files import TRAINING, parse_artifact
-from graphgen.export.artifacts import Prepared, artifacts
+from graphgen.export.artifacts import artifacts
+from graphgen.export.prepared import Prepared
 from graphgen.infer import new_context
 from graphgen.laboratory.bisect import Step, bisect
 from graphgen.match import Engine, Rewrite, run_passes

@@ -16,6 +16,7 @@ from graphgen.models.published.back import STORED, note, note_held
 from graphgen.models.published.cache import in_dtype
 from graphgen.models.published.config import Config
 from graphgen.models.published.families import FAMILIES as FAMILIES, find_family as find_family
+from graphgen.models.published.family import Family
 from graphgen.models.published.fresh import Fresh, Head
 from graphgen.models.published.gguf import gguf_in, open_gguf
 from graphgen.models.published.gguf_names import read_gguf
@@ -27,9 +28,11 @@ from graphgen.models.published.packing import packing_of
 from graphgen.models.published.saved_as import default_task, misfit_mend, own_code
 from graphgen.models.published.sentence import EMBEDS as EMBEDS, sentence_head, sentence_task
 from graphgen.models.published.seq2seq import DECODER, ENCODER, CrossAttention
+from graphgen.models.published.stored import check_files, stored_in
 from graphgen.models.published.weights import read_weights, stored_names
 from graphgen.nn.attention import Attention
 from graphgen.nn.module import build, members
+from graphgen.safetensors import Weight
 from graphgen.value import Tensor
 
 _WITH_LOGITS_OF_TOKENS = (
@@ -93,58 +96,26 @@ def from_folder(
     Raises GraphgenError for an unknown model type or task, a field of the configuration that is
     not supported, and weights that do not fit; it names all of them at once.
     """
-    adapter = present(folder / "adapter_config.json")
-    if not present(folder / "config.json"):
-        mend = "build its base, and give this one with --adapter" if adapter else ""
-        raise GraphgenError(
-            f"{folder} has no config.json; {mend or 'give the folder of a checkpoint'}"
-        )
-    if adapter:
-        raise GraphgenError(
-            f"{folder} holds an adapter, too, which transformers adds to the weights: move "
-            "adapter_config.json and its weights to a folder of their own, for --adapter"
-        )
+    check_files(folder)
     config = Config.read(folder / "config.json")
     if head is not None:
         config.replace(head.fields())
     family = find_family(config)
-    remarks = [*own_code(config)]
-    chosen = task = task or sentence_task(folder, family.tasks)
-    if task is None:
-        task, reason = default_task(config, [*family.tasks])
-        remarks += [f"{config.where}: {reason}"] if reason else []
+    chosen = task or sentence_task(folder, family.tasks)
+    task, reason = (chosen, "") if chosen else default_task(config, [*family.tasks])
+    remarks = [*own_code(config), *([f"{config.where}: {reason}"] if reason else [])]
     if task not in family.tasks:
         raise GraphgenError(
             f"{folder}: {config.model_type} has no task {task!r}; it has {', '.join(family.tasks)}"
             + near(task, family.tasks)
         )
-    gguf, packing = gguf or gguf_in(folder), packing_of(config)
-    if gguf is None:
-        stored = read_weights(folder)
-    else:  # whose matrices all have a row for each output
-        stored, family = read_gguf(open_gguf(gguf), config), replace(family, transposed=True)
-    if config.given(PART_OF) and gguf is None:
-        stored, line = language_only(config, stored)
-        remarks.append(line)
-    method = "gguf" if any(isinstance(weight, FewBits) for weight in stored.values()) else ""
-    if packing is not None:
-        method, stored = packing.method, unpacked_names(stored, packing, str(folder))
+    gguf = gguf or gguf_in(folder)
+    stored, method = stored_in(folder, config, gguf, remarks)
+    family = family if gguf is None else replace(family, transposed=True)
     config.stored = frozenset(stored)
     module = family.tasks[task](config)
     config.finish()
-    fresh = None
-    if head is not None:
-        whole = family.sources(family.tasks[next(iter(family.tasks))](config))
-        body = {n for source in whole.values() for n in stored_names(source)}
-        body |= {name.removeprefix(family.prefix) for name in body}  # as the body alone has them
-        fresh = Fresh(head, frozenset(body), seed)
-        every = {n for source in family.sources(module).values() for n in stored_names(source)}
-        if not any(map(fresh.of_head, every)):
-            outside = sorted({n.rpartition(".")[0] for n in every if fresh.covers(n)})
-            raise GraphgenError(
-                f"{folder}: {task} has no head {head.name!r}; it has {', '.join(outside) or 'none'}"
-                + near(head.name, outside)
-            )
+    fresh = None if head is None else _fresh(head, family, config, module, task, seed)
     try:
         weights = family.weights(module, stored, dtype, str(folder), fresh)
     except GraphgenError as error:
@@ -174,6 +145,23 @@ def from_folder(
         note_modules(family, model, names)
         model.metadata_props[STORED] = noted
     return Pretrained(models, config, module, fresh, method, remarks)
+
+
+def _fresh(head: Head, family: Family, config: Config, module: Any, task: str, seed: int) -> Fresh:
+    """Which weights of a task may be fresh. Raises GraphgenError if it has no such head."""
+    whole = family.sources(family.tasks[next(iter(family.tasks))](config))
+    body = {n for source in whole.values() for n in stored_names(source)}
+    body |= {name.removeprefix(family.prefix) for name in body}  # as the body alone has them
+    fresh = Fresh(head, frozenset(body), seed)
+    every = {n for source in family.sources(module).values() for n in stored_names(source)}
+    if not any(map(fresh.of_head, every)):
+        outside = sorted({n.rpartition(".")[0] for n in every if fresh.covers(n)})
+        folder = Path(config.where).parent
+        raise GraphgenError(
+            f"{folder}: {task} has no head {head.name!r}; it has {', '.join(outside) or 'none'}"
+            + near(head.name, outside)
+        )
+    return fresh
 
 
 def with_attentions(part: Any, name: str) -> Any:

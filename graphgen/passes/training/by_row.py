@@ -212,14 +212,8 @@ def by_row(who: str, adapters: Sequence[Placed]) -> Pass:
             update = ops.matmul(ops.matmul(rows, a), b)
             update = update if rank > 2 else ops.squeeze(update, [1])
             update = update if site.alpha == 1.0 else update * np.float32(site.alpha)
-            given, attributes = [*map(adopt, node.inputs)], read_attributes(op, node)
-            result = op(*given, **attributes)
+            result, plain = _with_and_without_bias(op, node)
             if GAIN in chosen:
-                place = _BIASES.get(op, len(given))
-                bias = given[place] if place < len(given) else None
-                plain = result
-                if bias is not None:
-                    plain = result - bias * np.float32(attributes.get("beta", 1.0))
                 gain = spread(chosen[GAIN])
                 plain = by_batch(plain, site.sizes[1]) if flat else plain
                 update = gain * update + (gain - np.float32(1)) * plain
@@ -239,6 +233,16 @@ def by_row(who: str, adapters: Sequence[Placed]) -> Pass:
         return report
 
     return Pass("by_row", run)
+
+
+def _with_and_without_bias(op: Op, node: ir.Node) -> tuple[Tensor, Tensor]:
+    """What a product gives, and what it gives without what it adds."""
+    given, attributes = [*map(adopt, node.inputs)], read_attributes(op, node)
+    result, place = op(*given, **attributes), _BIASES.get(op, len(given))
+    bias = given[place] if place < len(given) else None
+    if bias is None:
+        return result, result
+    return result, result - bias * np.float32(attributes.get("beta", 1.0))
 
 
 def _rank(x: ir.Value | None, batch: int | ir.SymbolicDim) -> int:

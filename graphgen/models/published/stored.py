@@ -1,0 +1,45 @@
+"""What the folder of a checkpoint, or a file of GGUF, holds: the weights by their names."""
+
+from pathlib import Path
+
+from graphgen.errors import GraphgenError
+from graphgen.files import present
+from graphgen.models.published.config import Config
+from graphgen.models.published.gguf import open_gguf
+from graphgen.models.published.gguf_names import read_gguf
+from graphgen.models.published.language_model import PART_OF, language_only
+from graphgen.models.published.packed import FewBits, unpacked_names
+from graphgen.models.published.packing import packing_of
+from graphgen.models.published.weights import read_weights
+from graphgen.safetensors import Weight
+
+
+def check_files(folder: Path) -> None:
+    """Raise GraphgenError where there is no checkpoint, or an adapter that would be left out."""
+    adapter = present(folder / "adapter_config.json")
+    if not present(folder / "config.json"):
+        mend = "build its base, and give this one with --adapter" if adapter else ""
+        raise GraphgenError(
+            f"{folder} has no config.json; {mend or 'give the folder of a checkpoint'}"
+        )
+    if adapter:
+        raise GraphgenError(
+            f"{folder} holds an adapter, too, which transformers adds to the weights: move "
+            "adapter_config.json and its weights to a folder of their own, for --adapter"
+        )
+
+
+def stored_in(
+    folder: Path, config: Config, gguf: Path | None, remarks: list[str]
+) -> tuple[dict[str, Weight], str]:
+    """The weights by their names, and the method by which they are in few bits, or ""."""
+    if gguf is not None:  # whose matrices all have a row for each output
+        stored = read_gguf(open_gguf(gguf), config)
+    else:
+        stored = read_weights(folder)
+        if config.given(PART_OF):
+            stored, line = language_only(config, stored)
+            remarks.append(line)
+    if (packing := packing_of(config)) is not None:
+        return unpacked_names(stored, packing, str(folder)), packing.method
+    return stored, "gguf" if any(isinstance(w, FewBits) for w in stored.values()) else ""
