@@ -288,6 +288,28 @@ def test_batch_norms_train_as_torch_does(tmp_path: Path) -> None:
     np.testing.assert_allclose(given, wanted, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("optimize", [True, False])
+def test_norms_of_natural_exports_in_training_mode_do(optimize: bool, tmp_path: Path) -> None:
+    """The file has them as in evaluation, and says in which mode they were called."""
+    batches, module = batches_of("resnet"), made("resnet").train()
+    module.layers[1].norm2.eval()
+    example = (torch.tensor(batches[0]["pixel_values"]),)
+    names = {"input_names": ["pixel_values"], "output_names": ["logits"]}
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        torch.onnx.export(
+            module, example, tmp_path / "m.onnx", dynamo=True, optimize=optimize, **names
+        )
+    how = {"output": "logits", "optimizer": gg.AdamW(epsilon=EPSILON)}
+    if optimize:
+        with pytest.raises(GraphgenError, match="folded a norm in training mode into it"):
+            gg.artifacts(tmp_path / "m.onnx", tmp_path / "art", **how)
+        return
+    gg.artifacts(tmp_path / "m.onnx", tmp_path / "art", **how)
+    losses, _ = steps(tmp_path / "art", batches)
+    every = [name for name, _ in module.named_parameters()]
+    np.testing.assert_allclose(losses, of_torch(module, batches, every), rtol=1e-4)
+
+
 @pytest.mark.parametrize("made_by", [torch.jit.script, torch.jit.trace])
 def test_torchscript_is_refused(made_by: Any) -> None:
     module, x = torch.nn.Linear(4, 4).eval(), torch.ones(2, 4)

@@ -13,6 +13,7 @@ from graphgen import nn, ops
 from graphgen.commands import main
 from graphgen.errors import GraphgenError
 from graphgen.export.checkpoint import Checkpoint
+from graphgen.graph import TORCH_CALL
 from graphgen.nn.module import zeros
 from graphgen.passes.training.batch_norms import MOMENTUM, UNBIASED
 from graphgen.train.parallel import Processes
@@ -236,3 +237,44 @@ def test_what_cannot_be_moved_is_refused(tmp_path: Path, capsys: Any) -> None:
     onnx.save(model, path)
     with pytest.raises(GraphgenError, match="is in training mode, and its running stat"):
         made(path)
+
+
+def called(path: Path, call: str, *, folded: bool = False) -> Path:
+    """The file as dynamo writes a norm in training mode: as in evaluation, beside its call."""
+    model = onnx.load(norm_file(path, noted=True))
+    node = model.graph.node[1]
+    del node.metadata_props[:]
+    node = model.graph.node[0 if folded else 1]
+    target = f"%n : call_function[target=torch.ops.aten.{call}, kwargs = {{}})"
+    node.metadata_props.add(key=TORCH_CALL, value=target)
+    onnx.save(model, path)
+    return path
+
+
+def losses_of(path: Path) -> list[float]:
+    gg.artifacts(path, path.with_suffix(""), loss="mse", output="y")
+    trainer = gg.Trainer(path.with_suffix(""), schedule=gg.schedule.constant(0.1), threads=1)
+    return [line["loss"] for line in trainer.fit(BATCHES, progress=False)]
+
+
+FUNCTIONAL = "_native_batch_norm_legit_functional.default](args = (%h, %s, %b, %m, %v, True, {})"
+
+
+def test_a_call_of_torch_in_training_mode_uses_the_batch(tmp_path: Path) -> None:
+    """Dynamo's exporter writes its norm as in evaluation; that was trained without a word."""
+    noted = losses_of(norm_file(tmp_path / "noted.onnx", noted=True))
+    kept = losses_of(called(tmp_path / "eval.onnx", "batch_norm.default](args = (%h, False, 0.25"))
+    for name, call in {
+        "functional": FUNCTIONAL.format("0.25, 0.001"),
+        "whole": "batch_norm.default](args = (%h, %s, %b, %m, %v, True, 0.25, 1e-03, True)",
+    }.items():
+        assert losses_of(called(tmp_path / f"{name}.onnx", call)) == noted != kept
+
+
+def test_a_training_norm_that_an_exporter_dropped_is_refused(tmp_path: Path) -> None:
+    path = called(tmp_path / "folded.onnx", FUNCTIONAL.format("0.25, 0.001"), folded=True)
+    with pytest.raises(GraphgenError, match="folded a norm in training mode into it"):
+        gg.artifacts(path, tmp_path / "art", loss="mse", output="y")
+    call = "_native_batch_norm_legit.no_stats](args = (%h, %s, %b, True, 0.1, 1e-05)"
+    with pytest.raises(GraphgenError, match="make it with track_running_stats=True"):
+        gg.artifacts(called(tmp_path / "m.onnx", call), tmp_path / "art", loss="mse", output="y")

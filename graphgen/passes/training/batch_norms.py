@@ -5,6 +5,7 @@ training model is made of this by `by_batch`; evaluation and inference keep the 
 """
 
 import math
+import re
 
 import numpy as np
 import onnx_ir as ir
@@ -12,12 +13,13 @@ import onnx_ir as ir
 from graphgen import ops
 from graphgen.edit import infer_model, register_constants
 from graphgen.errors import GraphgenError
-from graphgen.graph import present_inputs, uses_outputs_beyond
+from graphgen.graph import TORCH_CALL, present_inputs, uses_outputs_beyond
 from graphgen.match import Engine, Rewrite
 from graphgen.op import is_a, read_attributes
 from graphgen.ops.norm import batch_statistics
 from graphgen.places import where_is
 from graphgen.record import recording
+from graphgen.traits import Trait, has
 from graphgen.value import Tensor, adopt
 
 MOMENTUM = "graphgen.batch_norm"
@@ -25,6 +27,9 @@ MOMENTUM = "graphgen.batch_norm"
 
 UNBIASED = "graphgen.batch_norm_unbiased"
 """Metadata of one whose running variance is of the N / (N - 1) fold of the batch's, as in torch."""
+
+_BY_BATCH = r"aten\.\w*batch_norm\w*\.(\w+)\]\(args = \(.*, True, ([-+.e\d]+), [-+.e\d]+[,)]"
+"""A call of torch that normalizes by the batch: its overload, and its momentum."""
 
 NEXT = ".moved"
 """What follows a statistic's name in that of its new value."""
@@ -45,9 +50,15 @@ def note(node: ir.Node, momentum: float, *, unbiased: bool) -> None:
 def in_evaluation(model: ir.Model) -> None:
     """Norms that a file has in training mode as they are afterwards, with the note.
 
-    Raises GraphgenError if their running statistics are used.
+    Dynamo's exporter writes all as in evaluation, and the call in torch beside them.
+
+    Raises GraphgenError if their running statistics are used, or were dropped by an exporter.
     """
-    for node in filter(is_norm, model.graph.all_nodes()):
+    for node in model.graph.all_nodes():
+        if call := re.search(_BY_BATCH, node.metadata_props.get(TORCH_CALL, "")):
+            _note_as_called(node, call)
+        if not is_norm(node):
+            continue
         found = read_attributes(ops.batch_normalization, node)
         if not found.get("training_mode"):
             continue
@@ -59,6 +70,23 @@ def in_evaluation(model: ir.Model) -> None:
         note(node, 1.0 - float(found["momentum"]), unbiased=False)
         del node.attributes["training_mode"]
         node.resize_outputs(1)
+
+
+def _note_as_called(node: ir.Node, call: re.Match[str]) -> None:
+    """Note what a call in torch says of the batch."""
+    if call[1] == "no_stats":
+        raise GraphgenError(
+            f"artifacts: {where_is(node)}: a norm without running statistics, for which torch's "
+            "exporter writes 0 and 1: make it with track_running_stats=True"
+        )
+    if is_norm(node):
+        note(node, float(call[2]), unbiased=True)
+    elif has(node, Trait.PRODUCT) or is_a(node, ops.conv, ops.conv_transpose):
+        raise GraphgenError(
+            f"artifacts: {where_is(node)}: torch's exporter folded a norm in training mode into "
+            "it, which so no longer uses the batch: export with gg.from_torch or optimize=False, "
+            "or, if the running statistics are meant, in evaluation mode"
+        )
 
 
 def statistics(model: ir.Model) -> list[str]:
