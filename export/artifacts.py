@@ -32,12 +32,13 @@ from graphgen.export.artifact_files import (
     replaced,
 )
 from graphgen.export.checkpoint import Checkpoint
+from graphgen.export.chosen import Parts
 from graphgen.export.losses import AnyLoss, InputType
 from graphgen.export.opset import hide_from_checker, keeps_meaning, stamp
 from graphgen.export.optimizers import AdamW, Optimizer
 from graphgen.export.precision import Precision
 from graphgen.export.prepared import Prepared, Profile
-from graphgen.export.trainable import Parts, Weights
+from graphgen.export.trainable import Weights
 from graphgen.export.trained import BASE
 from graphgen.export.write import replacing
 from graphgen.files import path_of

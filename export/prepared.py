@@ -21,6 +21,7 @@ from graphgen.errors import GraphgenError, one_of, positive
 from graphgen.export.artifact_files import (
     LOSS,
 )
+from graphgen.export.chosen import Parts
 from graphgen.export.documents import keep_apart
 from graphgen.export.inference import evaluated
 from graphgen.export.joined import joined
@@ -29,7 +30,7 @@ from graphgen.export.optimizers import AdamW, Optimizer, check_profile
 from graphgen.export.past import without_past
 from graphgen.export.precision import DTYPES, LOSS_SCALE, Precision
 from graphgen.export.session import model_of
-from graphgen.export.trainable import Parts, Weights, choose_trainable
+from graphgen.export.trainable import Weights, choose_trainable
 from graphgen.graph import ModelLike, count_operators, parameters
 from graphgen.match import Engine, Pass, run_passes
 from graphgen.op import TABLE, is_a

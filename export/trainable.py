@@ -7,14 +7,15 @@ weight here, or a weight that has another name here. The table shows what cannot
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
 
 from graphgen.display import Tabular
 from graphgen.errors import GraphgenError, warn
+from graphgen.export.chosen import Chosen, Parts
 from graphgen.export.torch_files import (
     Program,
     calculated_by_torch,
@@ -35,7 +36,6 @@ from graphgen.export.uses import (
 )
 from graphgen.graph import (
     CONSTANT,
-    NAMES_OF,
     ORIGIN,
     constant,
     fixed_values,
@@ -46,12 +46,6 @@ from graphgen.graph import (
 from graphgen.infer import describe
 from graphgen.passes.training.adapters import ADAPTERS
 from graphgen.subgraphs import ancestors, reads
-from graphgen.value import Deferred
-
-_Part: TypeAlias = str | Callable[..., Any] | Deferred
-Parts: TypeAlias = _Part | Sequence[_Part]
-"""Some weights of a model: a regular expression, searched in their names, one whole name, a module
-or parameter of what the model was made of, or a list of these."""
 
 
 class Weight(NamedTuple):
@@ -92,87 +86,6 @@ class Weights(Tabular, list[Weight]):
 
     def heading(self) -> str:
         return f"Weights: {self.summary()}"
-
-
-class _Chosen:
-    """What `trainable=` or `frozen=` names: by patterns, or meant by whole names or modules.
-
-    No pattern means one of the `constants`.
-    """
-
-    def __init__(
-        self,
-        option: str,
-        given: Parts,
-        graph: ir.Graph,
-        tied: Mapping[str, Sequence[str]],
-        constants: Collection[str] = (),
-        missing: Collection[str] = (),
-    ) -> None:
-        several = isinstance(given, Sequence) and not isinstance(given, str)
-        parts: list[Any] = [*given] if several else [given]  # type: ignore[misc]
-        texts = [repr(p) if isinstance(p, str) else type(p).__name__ for p in parts]
-        self.given = f"{option}=" + (f"[{', '.join(texts)}]" if several else texts[0])
-        self.meant, self._patterns = set[str](), list[re.Pattern[str]]()
-        self._unmatched = dict[str, list[str]]()
-        self._option, self._tied, values = option, tied, graph.initializers
-        self._constants = constants
-        for part, text in zip(parts, texts, strict=True):
-            if not isinstance(part, str):
-                self.meant.update(_names_of(part, option, graph))
-            elif part in values and not is_constant_name(part):
-                self.meant.add(part)
-            else:
-                self._patterns.append(_pattern(part, option))
-                names = {*missing, *(n for name in tied if name in values for n in tied[name])}
-                names.update(values)
-                names = {n for n in names if self._patterns[-1].search(n)}
-                if not any(n not in constants and not is_constant_name(n) for n in names):
-                    self._unmatched[text] = sorted(names & {*constants})
-
-    def matches(self, name: str) -> bool:
-        """Whether a weight is chosen, by any of its names if the file says that it is tied."""
-        if name in self.meant or name in self._constants:
-            return name in self.meant
-        names = [name, *self._tied.get(name, ())]
-        return any(p.search(n) for p in self._patterns for n in names)
-
-    def check(self, every: Iterable[str], renamed: Sequence[str]) -> None:
-        """Raise if a pattern matches none of the weights, among them `every` parameter."""
-        for text, constants in self._unmatched.items():
-            some = ", ".join([*every][:6]) or "none"
-            hint = f"; the exporter renamed {listed(renamed)}: {EXPORT}" if renamed else ""
-            if constants:
-                hint = f"; to train {constants[0]}, a constant, give its whole name"
-            raise GraphgenError(
-                f"artifacts: {self._option}={text} matches no parameter; there are {some}{hint}"
-            )
-
-    def of(self, names: Iterable[str]) -> list[str]:
-        """Those of the names that are chosen."""
-        return [name for name in names if self.matches(name) and not is_constant_name(name)]
-
-
-def _names_of(part: object, option: str, graph: ir.Graph) -> list[str]:
-    """The names of a module's weights."""
-    find = graph.meta.get(NAMES_OF)
-    names = None if find is None else find(part)
-    if names is None:
-        who = "read from a file" if find is None else "not made of it"
-        raise GraphgenError(
-            f"artifacts: {option}= has {type(part).__name__}, and the model is {who}: give a "
-            "pattern of names, a name, or a module of what gg.build or gg.from_torch has made it of"
-        )
-    return list(names)
-
-
-def _pattern(text: str, option: str) -> re.Pattern[str]:
-    try:
-        return re.compile(text)
-    except re.error as error:
-        raise GraphgenError(
-            f"artifacts: {option}={text!r} is not a regular expression: {error}"
-        ) from None
 
 
 class _Found:
@@ -259,7 +172,7 @@ def choose_trainable(
     wanted, kept = (
         None
         if given is None
-        else _Chosen(option, given, model.graph, found.tied, constants, missing)
+        else Chosen(option, given, model.graph, found.tied, constants, missing)
         for option, given, constants in (
             ("trainable", trainable, found.constants()),
             ("frozen", frozen, ()),
@@ -304,33 +217,50 @@ def choose_trainable(
     copies = {} if found.known else copies_in(names, values)
     _check_copies(copies, found, names, meant)
 
-    def why(name: str, value: ir.Value) -> str:
-        if value in found.fixed:
-            return found.fixed[value] + (", trained since it is named" if name in names else "")
-        if not is_float(value):
-            return "only float32 is trained"
-        if name in names:
-            copied = f"{copies[name]} transposed, trained apart from it" if name in copies else ""
-            return copied or uses[name].known()
-        if wanted is None and name in lost:
-            return "calculated by an exporter"
-        if name not in found.every or uses[name].is_folded_constant:
-            return "a constant"
-        if value not in found.needed:
-            return "not reached by the loss"
-        if wanted is None and name in found.origin:
-            return found.origin[name]
-        option = "named by frozen=" if kept and kept.matches(name) else "not named by trainable="
-        return "; ".join(filter(None, [option, uses[name].known()]))
-
+    choice = _Choice(found, wanted, kept, {*names}, {*lost}, copies)
     return Weights(
-        Weight(n, str(v.dtype).lower(), tuple(_shape(v)), n in names, why(n, v))
+        Weight(n, str(v.dtype).lower(), tuple(_shape(v)), n in names, choice.reason(n, v))
         for n, v in values.items()
         if not is_constant_name(n)
     )
 
 
-def _expect_all(missing: Sequence[str], wanted: _Chosen | None, kept: _Chosen | None) -> None:
+class _Choice(NamedTuple):
+    """What is trained of what was found, and by which options."""
+
+    found: _Found
+    wanted: Chosen | None
+    kept: Chosen | None
+    names: set[str]
+    lost: set[str]
+    copies: Mapping[str, str]
+
+    def reason(self, name: str, value: ir.Value) -> str:
+        """Why a weight is not trained, or as what it is, or ""."""
+        found, used = self.found, self.found.uses.get(name)
+        if value in found.fixed:
+            return found.fixed[value] + ", trained since it is named" * (name in self.names)
+        if not is_float(value):
+            return "only float32 is trained"
+        assert used is not None
+        if name in self.copies and name in self.names:
+            return f"{self.copies[name]} transposed, trained apart from it"
+        if name in self.names:
+            return used.known()
+        if self.wanted is None and name in self.lost:
+            return "calculated by an exporter"
+        if name not in found.every or used.is_folded_constant:
+            return "a constant"
+        if value not in found.needed:
+            return "not reached by the loss"
+        if self.wanted is None and name in found.origin:
+            return found.origin[name]
+        by_frozen = self.kept is not None and self.kept.matches(name)
+        option = "named by frozen=" if by_frozen else "not named by trainable="
+        return "; ".join(filter(None, [option, used.known()]))
+
+
+def _expect_all(missing: Sequence[str], wanted: Chosen | None, kept: Chosen | None) -> None:
     """Raise for parameters in torch that would be trained, and are missing in the file."""
     names = [n for n in missing if wanted is None or wanted.matches(n)]
     if names := [n for n in names if not (kept and kept.matches(n))]:
@@ -341,7 +271,7 @@ def _expect_all(missing: Sequence[str], wanted: _Chosen | None, kept: _Chosen | 
         )
 
 
-def _check_statistics(found: _Found, wanted: _Chosen | None, kept: _Chosen | None) -> None:
+def _check_statistics(found: _Found, wanted: Chosen | None, kept: Chosen | None) -> None:
     """Raise for what would be trained, but is stored once with an equal statistic or state."""
     for name, value in found.values.items():
         given = wanted is None or wanted.matches(name)
@@ -356,7 +286,7 @@ def _check_statistics(found: _Found, wanted: _Chosen | None, kept: _Chosen | Non
 
 
 def _check_trained(
-    name: str, found: _Found, names: Sequence[str], meant: set[str], wanted: _Chosen | None
+    name: str, found: _Found, names: Sequence[str], meant: set[str], wanted: Chosen | None
 ) -> None:
     """Raise if a weight cannot be trained, or would not be as in torch and is not meant."""
     value, used = found.values[name], found.uses.get(name)
@@ -425,7 +355,7 @@ def _check_copies(
 
 
 def _tell_calculated(
-    names: Sequence[str], values: Mapping[str, ir.Value], wanted: _Chosen | None, scripted: bool
+    names: Sequence[str], values: Mapping[str, ir.Value], wanted: Chosen | None, scripted: bool
 ) -> None:
     """Refuse, or warn of, parameters that are lost in what an exporter has calculated of them.
 
@@ -461,7 +391,7 @@ def _shape(value: ir.Value) -> list[int]:
     return [] if value.const_value is None else [*value.const_value.shape.numpy()]
 
 
-def _check_whole(used: Uses, chosen: _Chosen) -> None:
+def _check_whole(used: Uses, chosen: Chosen) -> None:
     """Raise if patterns name only some of the weights that are stored as this one."""
     if (
         used.tied

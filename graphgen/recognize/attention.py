@@ -1,6 +1,7 @@
 """How attention is recognized, however its heads, scale and masks are laid out."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
@@ -152,22 +153,9 @@ def _rewrite(node: ir.Node, i: int, scores: Scores) -> Rewrite | Miss:
         return Miss(f"the sinks are those of {of}, wanted one for each head")
     views = (scores.q, scores.k, v)
     ends = [*(view.source for view in views), *scores.ends]
-    dtypes = {view.source.dtype for view in views}
-    if len(dtypes) > 1:  # where 16-bit values come in, float32 is more exact
-        wide = max(np.dtype(np.float32), *dtypes, key=lambda dtype: dtype.itemsize)
-        for view in views:
-            view.source = cast(view.source, to=wide)
-    # A kernel accepts a float32 mask with 16-bit operands.
-    for term in (*scores.biases, *scores.rows):
-        if len(dtypes) > 1 or term in scores.rows or adopt(term.value).dtype == np.float64:
-            term.value = cast_like(adopt(term.value), v.source)
-    for term in scores.rows:
-        factor = term.placed(scores.q.axes, scores.known)
-        if factor is None:
-            given = describe(term.value)
-            return Miss(f"the scores are multiplied by {given}, wanted one number for each query")
-        q = scores.q.source
-        scores.q.source = q / factor if term.divides else q * factor
+    mixed = _in_one_dtype(scores, views)
+    if (unlike := _take_rows(scores)) is not None:
+        return unlike
     scores.biases = _summed(scores.biases)
     mask = scores.mask(laid.target(laid.query, laid.key))
     if isinstance(mask, Miss):
@@ -181,10 +169,37 @@ def _rewrite(node: ir.Node, i: int, scores: Scores) -> Rewrite | Miss:
     result = laid.emit(mask.value, attributes, dims, scores.sinks)
     if result is None:
         return Miss(f"{UNKNOWN_SIZE}: Q, K, V are {', '.join(describe(x.source) for x in views)}")
-    if len(dtypes) > 1:
+    if mixed:
         result = cast_like(result, adopt(node.outputs[0]))
     result = result if factor_in(node) == 1.0 else result * factor_in(node)
     return Rewrite(result, ends, f"{laid.description}, {mask.description}", caveat=mask.caveat)
+
+
+def _in_one_dtype(scores: Scores, views: Sequence[View]) -> bool:
+    """Cast Q, K and V, and terms of the scores, to what a kernel takes; whether they were mixed."""
+    dtypes = {view.source.dtype for view in views}
+    mixed = len(dtypes) > 1
+    if mixed:  # where 16-bit values come in, float32 is more exact
+        wide = max(np.dtype(np.float32), *dtypes, key=lambda dtype: dtype.itemsize)
+        for view in views:
+            view.source = cast(view.source, to=wide)
+    # A kernel accepts a float32 mask with 16-bit operands.
+    for term in (*scores.biases, *scores.rows):
+        if mixed or term in scores.rows or adopt(term.value).dtype == np.float64:
+            term.value = cast_like(adopt(term.value), views[-1].source)
+    return mixed
+
+
+def _take_rows(scores: Scores) -> Miss | None:
+    """Let Q take the factors that the scores of each query have."""
+    for term in scores.rows:
+        factor = term.placed(scores.q.axes, scores.known)
+        if factor is None:
+            given = describe(term.value)
+            return Miss(f"the scores are multiplied by {given}, wanted one number for each query")
+        q = scores.q.source
+        scores.q.source = q / factor if term.divides else q * factor
+    return None
 
 
 def _summed(terms: list[Term]) -> list[Term]:

@@ -1,0 +1,98 @@
+"""Which weights `trainable=` and `frozen=` name."""
+
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import onnx_ir as ir
+
+from graphgen.errors import GraphgenError
+from graphgen.export.uses import EXPORT, listed
+from graphgen.graph import NAMES_OF, is_constant_name
+from graphgen.value import Deferred
+
+_Part: TypeAlias = str | Callable[..., Any] | Deferred
+Parts: TypeAlias = _Part | Sequence[_Part]
+"""Some weights of a model: a regular expression, searched in their names, one whole name, a module
+or parameter of what the model was made of, or a list of these."""
+
+
+class Chosen:
+    """What `trainable=` or `frozen=` names: by patterns, or meant by whole names or modules.
+
+    No pattern means one of the `constants`.
+    """
+
+    def __init__(
+        self,
+        option: str,
+        given: Parts,
+        graph: ir.Graph,
+        tied: Mapping[str, Sequence[str]],
+        constants: Collection[str] = (),
+        missing: Collection[str] = (),
+    ) -> None:
+        several = isinstance(given, Sequence) and not isinstance(given, str)
+        parts: list[Any] = [*given] if several else [given]  # type: ignore[misc]
+        texts = [repr(p) if isinstance(p, str) else type(p).__name__ for p in parts]
+        self.given = f"{option}=" + (f"[{', '.join(texts)}]" if several else texts[0])
+        self.meant, self._patterns = set[str](), list[re.Pattern[str]]()
+        self._unmatched = dict[str, list[str]]()
+        self._option, self._tied, values = option, tied, graph.initializers
+        self._constants = constants
+        for part, text in zip(parts, texts, strict=True):
+            if not isinstance(part, str):
+                self.meant.update(_names_of(part, option, graph))
+            elif part in values and not is_constant_name(part):
+                self.meant.add(part)
+            else:
+                self._patterns.append(_pattern(part, option))
+                names = {*missing, *(n for name in tied if name in values for n in tied[name])}
+                names.update(values)
+                names = {n for n in names if self._patterns[-1].search(n)}
+                if not any(n not in constants and not is_constant_name(n) for n in names):
+                    self._unmatched[text] = sorted(names & {*constants})
+
+    def matches(self, name: str) -> bool:
+        """Whether a weight is chosen, by any of its names if the file says that it is tied."""
+        if name in self.meant or name in self._constants:
+            return name in self.meant
+        names = [name, *self._tied.get(name, ())]
+        return any(p.search(n) for p in self._patterns for n in names)
+
+    def check(self, every: Iterable[str], renamed: Sequence[str]) -> None:
+        """Raise if a pattern matches none of the weights, among them `every` parameter."""
+        for text, constants in self._unmatched.items():
+            some = ", ".join([*every][:6]) or "none"
+            hint = f"; the exporter renamed {listed(renamed)}: {EXPORT}" if renamed else ""
+            if constants:
+                hint = f"; to train {constants[0]}, a constant, give its whole name"
+            raise GraphgenError(
+                f"artifacts: {self._option}={text} matches no parameter; there are {some}{hint}"
+            )
+
+    def of(self, names: Iterable[str]) -> list[str]:
+        """Those of the names that are chosen."""
+        return [name for name in names if self.matches(name) and not is_constant_name(name)]
+
+
+def _names_of(part: object, option: str, graph: ir.Graph) -> list[str]:
+    """The names of a module's weights."""
+    find = graph.meta.get(NAMES_OF)
+    names = None if find is None else find(part)
+    if names is None:
+        who = "read from a file" if find is None else "not made of it"
+        raise GraphgenError(
+            f"artifacts: {option}= has {type(part).__name__}, and the model is {who}: give a "
+            "pattern of names, a name, or a module of what gg.build or gg.from_torch has made it of"
+        )
+    return list(names)
+
+
+def _pattern(text: str, option: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise GraphgenError(
+            f"artifacts: {option}={text!r} is not a regular expression: {error}"
+        ) from None
