@@ -452,6 +452,19 @@ def test_a_string_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
         open_gguf(path)
 
 
+@pytest.mark.parametrize(("kind", "at"), [("Q4_0", 0), ("Q4_K", 0), ("Q4_K", 2)])
+def test_scales_that_are_no_numbers_are_refused(kind: str, at: int, tmp_path: Path) -> None:
+    """Also those of the minima: a product that rounds what it reads makes numbers of NaN."""
+    few, _ = checkpoints(tmp_path, kind, table=kind)
+    tensor = open_gguf(few / "model.gguf").tensors["blk.0.ffn_up.weight"]
+    data = bytearray((few / "model.gguf").read_bytes())
+    for number in (b"\x00\x7c", b"\x01\x7e"):  # infinity, NaN
+        data[tensor.offset + at : tensor.offset + at + 2] = number
+        (few / "model.gguf").write_bytes(data)
+        with pytest.raises(GraphgenError, match=r"up_proj\.weight has scales that are no finite"):
+            keep_bits(from_folder(few).model, method="gguf")
+
+
 def test_files_that_do_not_fit_are_refused_in_one_line(tmp_path: Path) -> None:
     few, _ = checkpoints(tmp_path, "Q8_0")
     path = few / "model.gguf"

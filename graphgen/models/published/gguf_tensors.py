@@ -40,8 +40,7 @@ class FewTensor(FewBits):
     kind: int = field(kw_only=True)
     order: Array | None = field(default=None, compare=False, kw_only=True)
 
-    def blocks(self) -> Blocks:
-        """The same integers as the runtime's operator reads them."""
+    def _blocks(self) -> Blocks:
         (rows, columns), (_, size, each, make) = self.shape, FEW[self.kind]
         count = rows * columns // size * each
         raw = np.fromfile(self.path, np.uint8, count, offset=self.offset)

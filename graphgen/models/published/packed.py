@@ -29,9 +29,17 @@ _SIZES = (128, 64, 32, 16)  # of blocks, the largest first
 class FewBits(Weight, ABC):
     """A weight (N, K) of integers: `read` gives what they mean, `blocks` the integers."""
 
-    @abstractmethod
     def blocks(self) -> Blocks:
-        """The same integers as the runtime's operator reads them."""
+        """The same integers as the runtime's operator reads them. Refuses scales of NaN."""
+        made = self._blocks()
+        if all(np.isfinite(x).all() for x in (made.scales, made.shift) if x is not None):
+            return made
+        raise GraphgenError(
+            f"{self.path}: {self.name} has scales that are no finite numbers; download it again"
+        )
+
+    @abstractmethod
+    def _blocks(self) -> Blocks: ...
 
     def read(self) -> Array:
         """The numbers that the integers stand for, float32."""
@@ -48,17 +56,12 @@ class PackedWeight(FewBits):
     packing: Packing = field(kw_only=True)
     parts: Mapping[str, Weight] = field(kw_only=True)
 
-    def blocks(self) -> Blocks:
-        """The same integers as the runtime's operator reads them."""
+    def _blocks(self) -> Blocks:
         bits, group = self.packing.bits, self.packing.group
         rows, columns = self.shape
         group = columns if group == -1 else group
         q, zeros = self._integers("qweight"), self._integers("qzeros")
         scales = self.parts["scales"].read().astype(np.float32).T  # (N, groups)
-        if not np.isfinite(scales).all():
-            raise GraphgenError(
-                f"{self.path}: {self.name} has scales that are no finite numbers; download it again"
-            )
         if self.packing.one_less:
             if (zeros == 2**bits - 1).any():
                 raise GraphgenError(
