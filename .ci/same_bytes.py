@@ -121,7 +121,7 @@ def optimized(source: Path) -> Items:
 
 
 def checkpoints(listed: str) -> Items:
-    """The committed checkpoints, and random ones of all families and tasks."""
+    """The committed checkpoints, and random ones of a few families, for all their tasks."""
     lines = listed.splitlines()[1:]
     pairs = zip(lines[::2], lines[1::2], strict=True)
     tasks = {
@@ -130,7 +130,8 @@ def checkpoints(listed: str) -> Items:
     for source in sorted(FIXTURES.glob("*_checkpoint")):
         family = json.loads((source / "config.json").read_text())["model_type"]
         yield from layouts(source, tasks[family][0])
-    for kind, found in tasks.items():
+    for kind in FAMILIES:
+        found = tasks[kind]
         for task in found:
             source = Path("checkpoints", f"{kind}-{task}")
             fields = FAMILIES[kind] | {"model_type": kind} | (CLASSES if "class" in task else {})
@@ -167,7 +168,7 @@ def train(name: str, variant: str) -> None:
 
 def make_all() -> dict[str, str]:
     """Make all files in the current folder; the digest of each."""
-    architectures, families = graphgen("build --list").split("\n\n")
+    architectures, families, *_ = graphgen("build --list").split("\n\n")
     items = [*models(architectures), *checkpoints(families)]
     items += [item for file in sorted(FIXTURES.glob("*.onnx")) for item in optimized(file)]
     items += training()

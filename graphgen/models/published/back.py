@@ -15,7 +15,7 @@ from graphgen.errors import GraphgenError
 from graphgen.graph import ORIGIN, constant, parameters
 from graphgen.models.published.config import Config
 from graphgen.models.published.family import Family
-from graphgen.models.published.joined import joined, parameters_in
+from graphgen.models.published.restored import parameters_in, restored
 from graphgen.models.published.sentence import sentence_head, stage_folders
 from graphgen.models.published.weights import converted, lazily, read_weights, stored_names
 from graphgen.nn.module import Module
@@ -96,7 +96,7 @@ def stored_weights(
             "build the folder without --quantize and --dtype"
         )
     read, weights, rounded = _read(arrays, updates), dict[str, ir.TensorProtocol](), list[str]()
-    for name, (shape, make) in joined(family, module, shapes, read).items():
+    for name, (shape, make) in restored(family, module, shapes, read).items():
         short = name.removeprefix(family.prefix)
         kept = noted.dtypes.get(name, noted.dtypes.get(short, noted.dtype))
         kind = ir.DataType[kept] if dtype is None else dtype
@@ -124,7 +124,7 @@ def stored_stages(
         kinds = {n: w.dtype for n, w in read_weights(folder / place).items()} if shapes else {}
         own, weights = list[str](), dict[str, ir.TensorProtocol]()
         of_stage = partial(_of_stage, read, number)
-        for name, (shape, make) in joined(family, stage, shapes, of_stage).items():
+        for name, (shape, make) in restored(family, stage, shapes, of_stage).items():
             kind = kinds[name] if dtype is None else dtype
             weights[name] = lazily(shape, kind, name, partial(_stored, name, kind, make, own))
         if weights:

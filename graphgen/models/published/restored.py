@@ -23,7 +23,7 @@ Made: TypeAlias = tuple[tuple[int, ...], Callable[[], Array]]
 """The shape of an array, and what makes it."""
 
 
-def joined(
+def restored(
     family: Family,
     module: Module,
     shapes: Mapping[str, tuple[int, ...]],
