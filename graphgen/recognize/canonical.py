@@ -23,6 +23,7 @@ from graphgen.ops.elementwise import (
     add,
     div,
     equal,
+    exp,
     identity,
     logical_and,
     logical_or,
@@ -222,8 +223,12 @@ def maximum_twice(node: ir.Node) -> Rewrite | None:
 
 @canonical(_reshape)
 def softmax_of_rows(node: ir.Node) -> Rewrite | None:
-    """softmax(x) on the rows of x, then in the shape of x: so onnx writes it of opset 12."""
-    made = produced_by(node.inputs[0], softmax, log_softmax)
+    """softmax(x) on the rows of x, then in the shape of x: so onnx writes it of opset 12.
+
+    The same of log_softmax, and of its exp, as some files compute a softmax.
+    """
+    power = produced_by(node.inputs[0], exp)
+    made = produced_by(node.inputs[0] if power is None else power.inputs[0], softmax, log_softmax)
     rows = None if made is None else produced_by(made.inputs[0], flatten)
     x = None if rows is None else rows.inputs[0]
     if made is None or rows is None or x is None or x.shape is None:
@@ -235,8 +240,8 @@ def softmax_of_rows(node: ir.Node) -> Rewrite | None:
         return None
     if not whole and not same_shape(x.shape, node.outputs[0].shape):
         return None
-    op = softmax if is_a(made, softmax) else log_softmax
-    return Rewrite(op(adopt(x), axis=-1), [x], "a softmax of rows")
+    y = (softmax if is_a(made, softmax) else log_softmax)(adopt(x), axis=-1)
+    return Rewrite(y if power is None else exp(y), [x], "a softmax of rows")
 
 
 @canonical(reduce_sum, reduce_mean, reduce_max, reduce_min, reduce_prod)

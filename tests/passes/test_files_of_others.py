@@ -316,6 +316,34 @@ def test_an_old_softmax_along_the_last_axis_is_one_of_rows(tmp_path: Path, axis:
         check(text, tmp_path, x=x)
 
 
+@pytest.mark.parametrize(
+    "power", ["e = Exp (l) w = Reshape (e, s)", "e = Reshape (l, s) w = Exp (e)"]
+)
+def test_the_power_of_an_old_log_softmax_is_the_softmax_of_an_attention(
+    tmp_path: Path, power: str
+) -> None:
+    """On rows of sizes without names, which only the shape of the scores tells."""
+    text = f"""<ir_version: 7, opset_import: ["" : 11]>
+    main (float[?,2,?,4] q, float[?,2,?,4] k) => (float[?,2,?,4] y) {{
+      turned = Transpose <perm = [0, 1, 3, 2]> (k)
+      scores = MatMul (q, turned)
+      s = Shape (scores)
+      rows = Flatten <axis = 3> (scores)
+      l = LogSoftmax <axis = 1> (rows)
+      {power}
+      y = MatMul (w, k)
+    }}"""
+    source, random = parser.parse_model(text), np.random.default_rng(0)
+    made = optimized(source, tmp_path / "m.onnx")
+    kinds = {node.op_type for node in made.graph.node}
+    assert "Attention" in kinds and "Softmax" not in kinds
+    for b, t, n in ((2, 3, 5), (1, 1, 1)):
+        sizes = {"q": (b, 2, t, 4), "k": (b, 2, n, 4)}
+        feeds = {name: random.standard_normal(dims, np.float32) for name, dims in sizes.items()}
+        [wanted], [got] = (run(m, feeds, optimize=False) for m in (source, made))
+        assert np.abs(wanted - got).max() < 1e-6
+
+
 def test_a_product_with_one_number_has_the_shape_of_its_operand(tmp_path: Path) -> None:
     """Also of a size that nobody named, and of a number in brackets, unless these add an axis."""
     text = """<ir_version: 8, opset_import: ["" : 17]>
