@@ -1,5 +1,6 @@
 """Sizes with rounded quotients, of convolutions say: one form, and what is sure about them."""
 
+import itertools
 import math
 import re
 from collections.abc import Sequence
@@ -263,6 +264,21 @@ def spread(size: str) -> str:
     number, rest = expression.as_coeff_Add()
     chosen = re.fullmatch("M(ax|in)", rest.func.__name__)  # of sympy, no operator
     return str(rest.func(*(each + number for each in rest.args))) if chosen else size
+
+
+def rejoined(size: str) -> str:
+    """A size in which both parts of one axis are added: Max(0, n - k) + Min(k, n) is n."""
+    if "Max(0, " not in size or "Min(" not in size:
+        return size
+    expression: Any = ir.SymbolicDim(size)._expr
+    terms = expression.args if expression.is_Add else ()
+    named = [x for x in terms if re.fullmatch("M(ax|in)", x.func.__name__)]  # of sympy
+    parts = [[x for x in named if x.func(0, 1) == which] for which in (1, 0)]
+    for after, before in itertools.product(*parts):
+        for k, n in itertools.permutations(before.args, 2):
+            if {*after.args} == {0, n - k}:
+                return rejoined(str(expression - after - before + n))
+    return size
 
 
 def flattened(size: str) -> str:

@@ -25,6 +25,7 @@ for _name in ("RandomUniform", "RandomUniformLike"):
 # Quantized numbers.
 for _name in ("ConvInteger", "QLinearConv"):
     declare_traits(_name, Trait.QUANTIZED | Trait.PRODUCT)
+declare_traits("MatMulBnb4", Trait.QUANTIZED | Trait.PRODUCT, domain=_CONTRIB)
 declare_traits("QAttention", Trait.QUANTIZED | Trait.PRODUCT, domain=_CONTRIB)
 declare_traits("QLinearWhere", Trait.QUANTIZED | Trait.BROADCASTS, domain=_CONTRIB)
 
@@ -56,6 +57,16 @@ def _embed(context: Any, node: ir.Node) -> None:
         y.shape = ir.Shape([*ids.shape, table.shape[-1]])
         for value in lengths:
             value.type, value.shape = ids.type, ir.Shape(ids.shape[:1])
+
+
+def _by_weights_of_four_bits(context: Any, node: ir.Node) -> None:
+    """The product of A (..., K) with weights (N, K), or of A (..., N) where they are not turned."""
+    a, y = node.inputs[0], node.outputs[0]
+    assert a is not None
+    y.type, y.shape = a.type, None
+    if a.shape is not None:
+        features = node.attributes["N" if node.attributes.get_int("transB", 1) else "K"].as_int()
+        y.shape = ir.Shape([*a.shape[:-1], features])
 
 
 _BLOCKED = "com.microsoft.nchwc"
@@ -102,6 +113,7 @@ def _reordered(context: ShapeInferenceContext, node: ir.Node) -> None:
 registry.collect()  # the library's rules, which these take the place of
 for _name in ("AveragePool", "GlobalAveragePool"):
     registry.register(_CONTRIB, f"QLinear{_name}", since_version=1)(_sizes_as(_name))
+registry.register(_CONTRIB, "MatMulBnb4", since_version=1)(_by_weights_of_four_bits)
 registry.register(_CONTRIB, "QEmbedLayerNormalization", since_version=1)(_embed)
 for _name in ("Conv", "AveragePool", "MaxPool", "GlobalAveragePool", "GlobalMaxPool"):
     registry.register(_BLOCKED, _name, since_version=1)(_blocked_window)

@@ -8,7 +8,7 @@ from itertools import zip_longest
 import onnx_ir as ir
 from onnx_shape_inference import ShapeInferenceContext
 
-from graphgen.forms import TEXTS, readable
+from graphgen.forms import TEXTS, dim_of, readable
 from graphgen.graph import AXES, constant, produced_by, scalar
 from graphgen.infer import (
     CHECKS,
@@ -28,7 +28,7 @@ from graphgen.ops.linalg import labels_of
 from graphgen.ops.quantized import expect_scales
 from graphgen.ops.spatial_shapes import give_up
 from graphgen.repeats import ELEMENT
-from graphgen.rounded import FileSizes, bounded, rest_below, smallest, tree
+from graphgen.rounded import FileSizes, bounded, rejoined, rest_below, smallest, tree
 from graphgen.traits import Trait
 
 _RANKED = (
@@ -231,6 +231,8 @@ def _join(node: ir.Node, context: ShapeInferenceContext) -> None:
     """
     every = [v.shape for v in node.inputs if v is not None and v.shape is not None]
     axis, y = node.attributes["axis"].as_int(), node.outputs[0]
+    if y.shape is not None and isinstance(size := y.shape[axis], ir.SymbolicDim):
+        y.shape[axis] = dim_of(rejoined(str(size)))  # as torch.roll cuts and joins an axis
     filled = [shape for shape in every if shape[axis] != 0]
     shapes = filled if filled and isinstance(context, FileSizes) else every
     for i, dims in enumerate(zip(*shapes, strict=False)):

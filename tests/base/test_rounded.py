@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 import numpy as np
+import onnx.parser
 import onnx_ir as ir
 import pytest
 from small_models import ROUNDING, as_in_a_file, relative_rms, run_plain
@@ -20,7 +21,7 @@ from graphgen.op import TABLE
 from graphgen.ops.numbers_of_sizes import size_at
 from graphgen.ops.shapes import is_above_one
 from graphgen.passes import optimize
-from graphgen.rounded import bounded, flattened, rest_below, smallest
+from graphgen.rounded import bounded, flattened, rejoined, rest_below, smallest
 
 H, D = 4, 8
 RNG = np.random.default_rng(7)
@@ -317,6 +318,31 @@ def test_sizes_that_differ_in_made_up_names_alone_take_no_more_time(
             assert simplified(f"({other} + {one} + width)//2") == wanted
             assert str(dim_of(f"Max(0, {one} - 2 + 2) * {other}")) == f"{first}*{last}"
     assert len(asked) <= 12
+
+
+def test_both_parts_of_an_axis_are_all_of_it() -> None:
+    """As torch.roll cuts and joins one."""
+    assert rejoined("Min(3, n) + Max(0, n - 3) + m") == "m + n"
+    assert rejoined("Max(0, floor(n/2) - 2) + Min(2, floor(n/2))") == "floor(n/2)"
+    for other in (
+        "Max(0, n - 3) + Min(2, n)",
+        "Max(0, n - 2)*Min(2, n)",
+        "2*Max(0, n-2)+Min(2, n)",
+    ):
+        assert rejoined(other) == other
+
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    main (float[b,n,4] x) => (float[b,m,4] y)
+      <int64[1] none = {0}, int64[1] some = {3}, int64[1] all = {9223372036854775807},
+       int64[1] one = {1}> {
+      after = Slice (x, some, all, one)
+      before = Slice (x, none, some, one)
+      y = Concat <axis = 1> (after, before)
+    }"""
+    model = ir.from_proto(onnx.parser.parse_model(text))
+    infer_model(model)
+    joined = next(node for node in model.graph if node.op_type == "Concat")
+    assert str(joined.outputs[0].shape) == "[b,n,4]"
 
 
 @pytest.mark.parametrize("form", ["{}*{}", "Max({}, {})", "Min({}, Max({}, 3))", "Max(0, {} - {})"])

@@ -316,6 +316,31 @@ def test_an_old_softmax_along_the_last_axis_is_one_of_rows(tmp_path: Path, axis:
         check(text, tmp_path, x=x)
 
 
+def test_attention_is_found_behind_products_with_weights_of_four_bits(tmp_path: Path) -> None:
+    """Of MatMulBnb4, whose sizes neither onnx nor the inference library knows."""
+    text = """<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>
+    main (float[b,t,16] x) => (float[b,2,t,8] y, int64[3] s) <int64[4] sizes = {0, 0, 2, 8}> {
+      p = com.microsoft.MatMulBnb4 <K = 16, N = 16, block_size = 16, quant_type = 1> (x, w, most)
+      s = Shape (p)
+      apart = Reshape (p, sizes)
+      q = Transpose <perm = [0, 2, 1, 3]> (apart)
+      k = Transpose <perm = [0, 2, 3, 1]> (apart)
+      scores = MatMul (q, k)
+      weights = Softmax (scores)
+      y = MatMul (weights, q)
+    }"""
+    random, source = np.random.default_rng(0), parser.parse_model(text)
+    table = {"w": random.integers(0, 256, 128, np.uint8), "most": random.random(16, np.float32)}
+    for name, x in table.items():
+        source.graph.initializer.append(onnx.numpy_helper.from_array(x, name))
+    made = optimized(source, tmp_path / "m.onnx")
+    assert [node.op_type for node in made.graph.node].count("Attention") == 1
+    for b, t in ((2, 5), (1, 1)):
+        feeds = {"x": random.standard_normal((b, t, 16), np.float32)}
+        (wanted, sizes), (got, shape) = (run(m, feeds, optimize=False) for m in (source, made))
+        assert np.abs(wanted - got).max() < 1e-5 and np.array_equal(sizes, shape)
+
+
 @pytest.mark.parametrize(
     "power", ["e = Exp (l) w = Reshape (e, s)", "e = Reshape (l, s) w = Exp (e)"]
 )
