@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypedDict
@@ -46,10 +46,6 @@ _RANGES: dict[str, tuple[type, float, float]] = {
     "max_time": (float, 0, math.inf),
 }
 """The options that are numbers: their type, the least and the largest value."""
-
-_KINDS = {"language": str, "translate": bool, "timestamps": bool, "renormalize_logits": bool}
-_KINDS["remove_invalid_values"] = bool
-"""The options that are a text, True or False."""
 
 _TOKENS = ("stop", "suppress_tokens", "begin_suppress_tokens", "forced_bos", "forced_eos", "eos")
 """Options that are one or more tokens; `stop` may also have strings."""
@@ -171,68 +167,29 @@ class Options:
         yield f"Options({', '.join(other)})"
 
     def __post_init__(self) -> None:
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        for name, read in _LISTS.items():
+            object.__setattr__(self, name, read(given[name]))
         for name, (kind, least, most) in _RANGES.items():
-            value = getattr(self, name)
+            value = given[name]
+            whole = isinstance(value, int | kind) and not isinstance(value, bool)
             if value is None and getattr(Options, name) is None:
                 continue
-            right = isinstance(value, int | kind) and not isinstance(value, bool)
-            if not right or value is None or not least <= value <= most:
+            if not whole or value is None or not least <= value <= most:
                 wanted = f"{'a whole number' if kind is int else 'a number'} of at least {least:g}"
                 wanted += "" if most == math.inf else f" and at most {most:g}"
                 raise GraphgenError(
                     f"generate: {name} is {value!r}; it must be {wanted}{user_line()}"
                 )
-        for name in _TOKENS:
-            found, texts = listed(getattr(self, name)), name == "stop"
-            if not all(_is_token(t) or (texts and isinstance(t, str) and t) for t in found):
-                wanted = "tokens or strings" if texts else "tokens, whole numbers of at least 0"
+        for name, (is_right, wanted) in _RIGHT.items():
+            if not is_right(getattr(self, name)):
                 raise GraphgenError(
-                    f"generate: {name} is {getattr(self, name)!r}; give {wanted}{user_line()}"
+                    f"generate: {name} is {given[name]!r:.100}; give {wanted}{user_line()}"
                 )
-            object.__setattr__(self, name, found)
-        for name, kind in _KINDS.items():
-            if not isinstance(getattr(self, name), kind):
-                wanted = "a text" if kind is str else "True or False"
-                raise GraphgenError(
-                    f"generate: {name} is {getattr(self, name)!r}; give {wanted}{user_line()}"
-                )
-        if self.early_stopping not in (True, False, "never"):
-            wanted = 'give True, False or "never"'
-            raise GraphgenError(
-                f"generate: early_stopping is {self.early_stopping!r}; {wanted}{user_line()}"
-            )
-        words = [listed(word) for word in listed(self.bad_words)]
-        if not all(word and all(map(_is_token, word)) for word in words):
-            raise GraphgenError(
-                f"generate: bad_words is {self.bad_words!r:.100}; give lists of tokens{user_line()}"
-            )
-        object.__setattr__(self, "bad_words", words)
-        pairs = self.sequence_bias
-        biases: list[Any] = [*pairs] if isinstance(pairs, list | tuple) else [None]
-        if not all(map(_is_bias, biases)):
-            raise GraphgenError(
-                f"generate: sequence_bias is {self.sequence_bias!r:.100}; give pairs of a list of "
-                f"tokens and a number{user_line()}"
-            )
-        object.__setattr__(self, "sequence_bias", biases)
-        decay = self.exponential_decay_length_penalty
-        if decay is not None and not _is_decay(decay):
-            raise GraphgenError(
-                f"generate: exponential_decay_length_penalty is {decay!r:.60}; give after how many "
-                f"new tokens it begins, and a factor above 0{user_line()}"
-            )
-        given = self.logits_processors
-        processors = [given] if callable(given) else listed(given)
-        if not all(map(callable, processors)):
-            raise GraphgenError(
-                f"generate: logits_processors is {given!r:.60}; give functions of a row's tokens "
-                f"and its logits{user_line()}"
-            )
-        object.__setattr__(self, "logits_processors", processors)
-        if self.speculate not in ("", LOOKUP):
-            raise GraphgenError(
-                f"generate: speculate is {self.speculate!r}; give {LOOKUP!r}{user_line()}"
-            )
+        self._check_together()
+
+    def _check_together(self) -> None:
+        """Raise GraphgenError for options that contradict each other."""
         if self.beams > 1 and self.speculate:
             raise GraphgenError(
                 f"generate: {self.beams} beams with guesses: a beam search checks none; give "
@@ -345,6 +302,26 @@ def listed(value: Any) -> list[Any]:
     return list(value) if several else [value]
 
 
+def _words(value: Any) -> list[list[Any]]:
+    return [listed(word) for word in listed(value)]
+
+
+def _functions(value: Any) -> list[Any]:
+    return [value] if callable(value) else listed(value)
+
+
+def _pairs(value: Any) -> list[Any]:
+    return [*value] if isinstance(value, list | tuple) else [None]
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_truth(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
 def _is_token(value: Any) -> bool:
     return type(value) is int and value >= 0
 
@@ -365,3 +342,49 @@ def _is_bias(value: Any) -> bool:
 
 def _is_decay(value: Any) -> bool:
     return _is_pair(value) and _is_token(value[0]) and 0 < value[1] < math.inf
+
+
+def _are_tokens(value: Sequence[Any]) -> bool:
+    return all(map(_is_token, value))
+
+
+def _are_ends(value: Sequence[Any]) -> bool:
+    return all(_is_token(end) or (isinstance(end, str) and end) for end in value)
+
+
+_LISTS: Mapping[str, Callable[[Any], list[Any]]] = {
+    **dict.fromkeys(_TOKENS, listed),
+    "bad_words": _words,
+    "sequence_bias": _pairs,
+    "logits_processors": _functions,
+}
+"""The options that become lists."""
+
+_RIGHT: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(_TOKENS, (_are_tokens, "tokens, whole numbers of at least 0")),
+    "stop": (_are_ends, "tokens or strings"),
+    "language": (_is_text, "a text"),
+    "translate": (_is_truth, "True or False"),
+    "timestamps": (_is_truth, "True or False"),
+    "renormalize_logits": (_is_truth, "True or False"),
+    "remove_invalid_values": (_is_truth, "True or False"),
+    "early_stopping": (lambda x: x in (True, False, "never"), 'True, False or "never"'),
+    "bad_words": (
+        lambda words: all(word and _are_tokens(word) for word in words),
+        "lists of tokens",
+    ),
+    "sequence_bias": (
+        lambda pairs: all(map(_is_bias, pairs)),
+        "pairs of a list of tokens and a number",
+    ),
+    "exponential_decay_length_penalty": (
+        lambda decay: decay is None or _is_decay(decay),
+        "after how many new tokens it begins, and a factor above 0",
+    ),
+    "logits_processors": (
+        lambda functions: all(map(callable, functions)),
+        "functions of a row's tokens and its logits",
+    ),
+    "speculate": (lambda way: way in ("", LOOKUP), repr(LOOKUP)),
+}
+"""What each other option has to be, of lists each element, and how to say so."""
