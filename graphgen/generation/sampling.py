@@ -33,37 +33,14 @@ def processed(
 
     Raises GraphgenError if no token may come next.
     """
-    read = bool(options.no_repeat_ngram_size or options.min_new_tokens or options.min_length)
-    read = read or options.repetition_penalty != 1.0
-    read = read or bool(options.bad_words or options.logits_processors or options.sequence_bias)
-    read = read or options.remove_invalid_values or options.encoder_repetition_penalty != 1.0
-    read = read or bool(options.encoder_no_repeat_ngram_size)
-    decay = options.exponential_decay_length_penalty
-    read = read or decay is not None
+    read = _reads_tokens(options)
     never = [*options.suppress_tokens, *(options.begin_suppress_tokens if step == free else ())]
     if forced or read or never or allowed or marks:
         scores = scores.copy()
     whole = [*rows] if read else []
     rows_of: Iterable[Any] = itertools.zip_longest(scores, whole, sources, fillvalue=[])
     for row, tokens, source in () if forced or not read else rows_of:
-        for text, bias in {tuple(word): bias for word, bias in options.sequence_bias}.items():
-            if _ends(tokens, text[:-1]):
-                row[text[-1]] += bias
-        _penalize(row, source, 1 / options.encoder_repetition_penalty)
-        _penalize(row, tokens, options.repetition_penalty)
-        _forbid(row, tokens, tokens, options.no_repeat_ngram_size)
-        _forbid(row, source, tokens, options.encoder_no_repeat_ngram_size)
-        for word in options.bad_words:
-            if _ends(tokens, word[:-1]):
-                row[word[-1]] = -np.inf
-        if step < options.min_new_tokens or len(tokens) < options.min_length:
-            row[list(options.ends)] = -np.inf
-        if options.remove_invalid_values:
-            np.nan_to_num(row, copy=False)
-        if decay is not None and step > decay[0]:
-            ends = row[list(options.eos)]
-            more = np.where(np.isfinite(ends), abs(ends), 0) * (decay[1] ** (step - decay[0]) - 1)
-            row[list(options.eos)] = ends + more
+        _weigh(row, tokens, source, options, step)
     if forced:
         scores[:], scores[:, forced] = -np.inf, 0
     if never:
@@ -84,6 +61,48 @@ def processed(
             f"{' or change the grammar' * bool(allowed)}"
         )
     return log_softmax(scores) if options.renormalize_logits else scores
+
+
+def _reads_tokens(options: Options) -> bool:
+    """Whether the scores depend on the tokens before."""
+    return bool(
+        options.no_repeat_ngram_size
+        or options.encoder_no_repeat_ngram_size
+        or options.min_new_tokens
+        or options.min_length
+        or options.repetition_penalty != 1.0
+        or options.encoder_repetition_penalty != 1.0
+        or options.exponential_decay_length_penalty is not None
+        or options.bad_words
+        or options.sequence_bias
+        or options.remove_invalid_values
+        or options.logits_processors
+    )
+
+
+def _weigh(
+    row: Array, tokens: Sequence[int], source: Sequence[int], options: Options, step: int
+) -> None:
+    """Change the scores of one row by what was read and written, in the order of transformers."""
+    for text, bias in {tuple(word): bias for word, bias in options.sequence_bias}.items():
+        if _ends(tokens, text[:-1]):
+            row[text[-1]] += bias
+    _penalize(row, source, 1 / options.encoder_repetition_penalty)
+    _penalize(row, tokens, options.repetition_penalty)
+    _forbid(row, tokens, tokens, options.no_repeat_ngram_size)
+    _forbid(row, source, tokens, options.encoder_no_repeat_ngram_size)
+    for word in options.bad_words:
+        if _ends(tokens, word[:-1]):
+            row[word[-1]] = -np.inf
+    if step < options.min_new_tokens or len(tokens) < options.min_length:
+        row[list(options.ends)] = -np.inf
+    if options.remove_invalid_values:
+        np.nan_to_num(row, copy=False)
+    decay = options.exponential_decay_length_penalty
+    if decay is not None and step > decay[0]:
+        ends = row[list(options.eos)]
+        more = np.where(np.isfinite(ends), abs(ends), 0) * (decay[1] ** (step - decay[0]) - 1)
+        row[list(options.eos)] = ends + more
 
 
 def _as_logits(found: Any, row: Array, processor: Any) -> Array:
