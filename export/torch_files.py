@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from graphgen import ops
 from graphgen.errors import GraphgenError
-from graphgen.export.uses import Uses
+from graphgen.export.uses import SCRIPTS, Uses
 from graphgen.graph import (
     CONSTANT,
     ORIGIN,
@@ -35,8 +35,16 @@ _MOVES = (
 """How it calls what it only moves; and a part of a call."""
 
 
-_NO_PARAMETERS = {"BUFFER": "a buffer", "CONSTANT_TENSOR": "a constant in torch"}
+_FOLDED = "pkg.onnxscript.optimizer.folded_from"
+"""Metadata of a value that its optimizer calculated: all names that went into it, at any depth."""
+
+OF_CONSTANTS = "calculated of constants"
+
+_KINDS = {"BUFFER": "a buffer", "CONSTANT_TENSOR": "a constant in torch"}
 """What torch's exporter calls what is no parameter."""
+
+NO_PARAMETERS = (*_KINDS.values(), OF_CONSTANTS)
+"""Why something is no parameter, if its file says so."""
 
 
 class Program:
@@ -51,8 +59,13 @@ class Program:
             r"^(\w+): (PARAMETER|BUFFER) target='(.*?)'( |$)", signature, re.MULTILINE
         )
         self._names = {holder: name for holder, kind, name, _ in found if kind == "PARAMETER"}
+        self.parameters = [*self._names.values()]
         buffers = {name for _, kind, name, _ in found if kind == "BUFFER"}
         self._absent = {h for h, name in self._names.items() if name not in graph.initializers}
+        self._made_of = {
+            name: {*re.findall(r"'([^']+)'", value.metadata_props.get(_FOLDED, ""))}
+            for name, value in graph.initializers.items()
+        }
         self._lost, self._read, self._blocks = set[str](), set[str](), dict[str, set[str]]()
         self.calculated = set[str]()
         """Operands of products that are no weight which is only called otherwise."""
@@ -75,6 +88,18 @@ class Program:
                 self.calculated |= {
                     n for n in others if call and (n[:4] == "val_" or not re.fullmatch(_MOVES, n))
                 }
+
+    def of_constants(self) -> list[str]:
+        """What the file says was calculated, and of no parameter: angles, masks, cut buffers.
+
+        Only if it says of every parameter where it is: one that was stored as an equal buffer would
+        be named as that. Equal numbers may be a weight as it begins, too.
+        """
+        every = {*self._names, *self._names.values()}
+        known = self._read.union(*self._made_of.values())
+        if not self._names or any(not known & {h, self._names[h]} for h in self._absent):
+            return []
+        return [n for n, made in self._made_of.items() if made and every.isdisjoint(made)]
 
     def missing(self, calculated: Sequence[str]) -> list[str]:
         """The parameters, by their names there, that a file lacks: folded, joined or left out.
@@ -115,15 +140,21 @@ def calculated_by_torch(
     uses: Mapping[str, Uses],
     scripted: bool,
     told: Collection[str] = (),
+    parameters: Collection[str] = (),
 ) -> list[str]:
     """What torch's exporters have calculated and stored beside the parameters that they know.
 
     That is a mask, a zero state, or what it made of a parameter, such as an expanded one. Operands
     of products, and of cells, are weights that it transposed or joined, unless they are called like
-    another operator: a weight that a module normalizes; or `told` to be no weights.
+    another operator: a weight that a module normalizes; or `told` to be no weights. A file may
+    list its `parameters`, and have none by its name.
     """
-    known = [n for n in values if TORCH_KIND in values[n].metadata_props]
-    made = {n for n in names if (known and n not in known) or (scripted and uses[n].renamed)}
+    known = {n for n in values if TORCH_KIND in values[n].metadata_props} | {*parameters}
+    made = {
+        n
+        for n in names
+        if (known and n not in known) or (scripted and (uses[n].renamed or re.match(SCRIPTS, n)))
+    }
     other = {n for n in made if known and re.fullmatch(_CALCULATES, n)} | {*told}
     return [n for n in names if (n in made or n in told) and (n in other or not uses[n].in_product)]
 
@@ -152,7 +183,7 @@ def calculated_numbers(
 def origin_of(model: ir.Model) -> tuple[dict[str, str], dict[str, list[str]]]:
     """Why weights are not trained by default, and other names of weights, as their maker says."""
     kinds = {n: v.metadata_props.get(TORCH_KIND) for n, v in model.graph.initializers.items()}
-    found = {name: _NO_PARAMETERS[kind] for name, kind in kinds.items() if kind in _NO_PARAMETERS}
+    found = {name: _KINDS[kind] for name, kind in kinds.items() if kind in _KINDS}
     try:
         noted = json.loads(model.metadata_props.get(ORIGIN, "{}"))
         found |= {str(name): str(why) for name, why in noted.get("frozen", {}).items()}

@@ -17,6 +17,8 @@ from graphgen.display import Tabular
 from graphgen.errors import GraphgenError, warn
 from graphgen.export.chosen import Chosen, Parts
 from graphgen.export.torch_files import (
+    NO_PARAMETERS,
+    OF_CONSTANTS,
     Program,
     calculated_by_torch,
     calculated_numbers,
@@ -107,6 +109,8 @@ class _Found:
             if is_float(v)
         }
         self.program = Program(graph, self.uses)
+        made = () if self.known else self.program.of_constants()
+        self.origin |= {n: OF_CONSTANTS for n in made if not is_fresh(self.values[n])}
         every = {*parameters(graph)}
         if self.scripted:  # it writes constants as nodes, and keeps the names of parameters alone
             scalars = (n for n, v in self.values.items() if v.shape == () and n in self.uses)
@@ -131,7 +135,11 @@ class _Found:
             if v.dtype in kinds
             or (
                 n in self.uses
-                and (n not in self.every or self.uses[n].is_folded_constant)
+                and (
+                    n not in self.every
+                    or self.uses[n].is_folded_constant
+                    or self.origin.get(n) in NO_PARAMETERS
+                )
                 and v not in self.fixed
                 and not re.search(ADAPTERS, n)
             )
@@ -163,11 +171,15 @@ def choose_trainable(
     values, uses = found.values, found.uses
     beside = [n for n in values if re.search(ADAPTERS, n)] if adapters else []
     reached = found.reached()
-    made = () if found.known else found.program.calculated
-    lost = [] if adapters else calculated_by_torch(reached, values, uses, found.scripted, made)
+    told = () if found.known else (found.program.calculated, found.program.parameters)
+    lost = [] if adapters else calculated_by_torch(reached, values, uses, found.scripted, *told)
     if not adapters and not found.known:
         numbers = calculated_numbers(values, uses, found.scripted)
-        lost += [n for n in numbers if values[n] in found.needed and n not in {*lost, *reached}]
+        lost += [
+            n
+            for n in numbers
+            if values[n] in found.needed and n not in {*lost, *reached, *found.origin}
+        ]
     missing = [] if adapters and trainable is None else found.missing(lost)
     wanted, kept = (
         None
@@ -179,8 +191,8 @@ def choose_trainable(
         )
     )
     _expect_all(missing, wanted, kept)
-    told = [n for n in lost if not (kept and kept.matches(n))]
-    _tell_calculated(told, values, wanted, found.scripted)
+    open_ = [n for n in lost if not (kept and kept.matches(n))]
+    _tell_calculated(open_, values, wanted, found.scripted)
     if wanted is not None:
         names = wanted.of(values)
     elif adapters:
@@ -209,10 +221,10 @@ def choose_trainable(
     meant = wanted.meant if wanted is not None else set()
     for name in names:
         _check_trained(name, found, names, meant, wanted)
-    if found.scripted and wanted is None and (open_ := perhaps_buffers(names)):
+    if found.scripted and wanted is None and (unsure := perhaps_buffers(names)):
         warn(
             f"artifacts: a file by TorchScript does not tell parameters from buffers, and these "
-            f"are trained: {listed(open_)}; {EXPORT}, or leave buffers out with frozen="
+            f"are trained: {listed(unsure)}; {EXPORT}, or leave buffers out with frozen="
         )
     copies = {} if found.known else copies_in(names, values)
     _check_copies(copies, found, names, meant)
@@ -253,8 +265,8 @@ class _Choice(NamedTuple):
             return "a constant"
         if value not in found.needed:
             return "not reached by the loss"
-        if self.wanted is None and name in found.origin:
-            return found.origin[name]
+        if (of := found.origin.get(name)) and (self.wanted is None or of in NO_PARAMETERS):
+            return of
         by_frozen = self.kept is not None and self.kept.matches(name)
         option = "named by frozen=" if by_frozen else "not named by trainable="
         return "; ".join(filter(None, [option, used.known()]))

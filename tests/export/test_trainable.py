@@ -424,7 +424,9 @@ def test_what_the_maker_says_of_weights(tmp_path):
     onnx.save(model, path)
     assert trained(path) == ["0.w", "4.w"]
     assert told(path)["2.w"] == "a buffer" and told(path)["0.w"] == "tied: also 6.w"
-    assert trained(path, "2") == ["2.w"]
+    assert trained(path, "2.w") == ["2.w"] and trained(path, "w") == ["0.w", "4.w"]
+    with pytest.raises(GraphgenError, match=r"no parameter.*to train 2\.w, a constant, give its"):
+        trained(path, "2")
     entry.value = '{"frozen": [2]}'
     onnx.save(model, path)
     with pytest.raises(GraphgenError, match=r"metadata 'graphgen.origin' is damaged: .*import"):
@@ -495,6 +497,37 @@ def of_dynamo(path, nodes, weights, parameters):
     entry.value = "\n# inputs\n" + "\n".join([*lines, "b_m: BUFFER target='m' persistent=True\n"])
     onnx.save(model, path)
     return path
+
+
+@pytest.mark.parametrize("of", ["m", "w", "late"])
+def test_what_dynamo_calculated_is_a_constant_if_it_says_so(tmp_path, of):
+    """Not of a parameter, nor where one is nowhere, as one that was equal to a buffer."""
+    call = "%{} : [num_users=1] = call_function[target=torch.ops.aten.{}(args = ({}))"
+    nodes = [
+        ("", call.format("s", "add.Tensor", "%x, %slice_1"), "Add", ["x", "slice_1"], "s"),
+        ("a", call.format("y", "linear.default", "%s, %p_a_weight"), "MatMul", ["s", "val_0"], "y"),
+    ]
+    path = of_dynamo(
+        tmp_path / "m.onnx",
+        [(b, call, helper.make_node(op, args, [y])) for b, call, op, args, y in nodes],
+        {"slice_1": normal(1, 4), "val_0": normal(4, 4)},
+        ["a.weight"] + ["w"] * (of == "w") + ["w"] * (of == "late"),
+    )
+    model = onnx.load(path)
+    made = {"slice_1": "'w', 'val_1'" if of == "w" else "'m', 'val_1'", "val_0": "'a.weight'"}
+    for name, names in made.items():
+        shape = [1, 4] if name == "slice_1" else [4, 4]
+        value = helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        value.metadata_props.add(key="pkg.onnxscript.optimizer.folded_from", value=f"[{names}]")
+        model.graph.value_info.append(value)
+    onnx.save(model, path)
+    if of == "m":
+        assert trained(path) == trained(path, ".") == ["val_0"]
+        assert told(path)["slice_1"] == told(path, ".")["slice_1"] == "calculated of constants"
+        assert trained(path, ["slice_1"]) == ["slice_1"]
+        return
+    with pytest.raises(GraphgenError, match=r"(exporter calculated slice_1, of|lacks w, which)"):
+        trained(path)
 
 
 @pytest.mark.parametrize("old", [False, True])
