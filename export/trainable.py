@@ -186,7 +186,7 @@ def choose_trainable(
         if given is None
         else Chosen(option, given, model.graph, found.tied, constants, missing)
         for option, given, constants in (
-            ("trainable", trainable, found.constants()),
+            ("trainable", trainable, found.constants() | {*lost}),
             ("frozen", frozen, ()),
         )
     )

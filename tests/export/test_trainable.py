@@ -127,6 +127,11 @@ def test_a_weight_that_was_normalized_before_the_export_is_refused(tmp_path):
         trained(path)
     with pytest.warns(GraphgenWarning, match="calculated mul_1"):
         assert trained(path, "bias") == ["c.bias"]
+    with pytest.warns(GraphgenWarning, match="calculated mul_1"):  # no pattern means it
+        assert trained(path, ".") == ["c.bias"]
+    with pytest.raises(GraphgenError, match="to train mul_1, a constant, give its whole name"):
+        trained(path, "mul_")
+    assert trained(path, "mul_1") == ["mul_1"]
 
 
 def test_slopes_are_weights_of_other_names(tmp_path):
