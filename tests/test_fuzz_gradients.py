@@ -21,8 +21,10 @@ from graphgen import ops
 from graphgen.autodiff import grad
 from graphgen.edit import register_constants
 from graphgen.errors import GraphgenError
+from graphgen.export.write import to_bytes
 from graphgen.graph import is_float
 from graphgen.measure.reference import evaluate
+from graphgen.passes.legalize import runnable
 from graphgen.record import recording
 from graphgen.value import adopt
 
@@ -33,6 +35,9 @@ STEPS = {"Ceil", "Floor", "Round", "Sign", "Mod", "StopGradient"}
 
 ROOTS = {"Div", "Sqrt", "Pow", "ReduceL2", "LpNormalization", "ReduceMin", "Reciprocal", "Log"}
 """Operators that may be infinite inside, or have an infinite gradient, as at 0."""
+
+ROUGH = {"Sigmoid"}
+"""Operators whose kernel is off by more than rounding: onnxruntime's is never below 1.5e-8."""
 
 REFUSED = (
     r"quantized numbers|known before the run|must be known|not finite in float32|has no rule"
@@ -91,7 +96,7 @@ def check(graph: Graph, folder: Path, told: Counter[str]) -> None:
         told["infinite"] += 1
         return
     told["compared"] += compared(model, feeds, exact)
-    noise = dict(zip(wrt, evaluate(slope, feeds, dtype=np.float32)[1:], strict=True))
+    noise = _noise(slope, feeds, exact, rough=bool(names & ROUGH))
     trained(model, feeds, exact, noise, folder / "art", told)
 
 
@@ -133,6 +138,19 @@ def _slope(model: ir.Model, wrt: list[str]) -> tuple[ir.Model, list[str]]:
             wrt = [name for name in wrt if name not in unused.split(", ")]
 
 
+def _noise(
+    slope: ir.Model, feeds: dict[str, Any], exact: dict[str, Any], *, rough: bool
+) -> dict[str, float]:
+    """How far gradients in float32 are from the exact ones: NumPy's, and the runtime's if rough."""
+    runs = [evaluate(slope, feeds, dtype=np.float32)]
+    if rough:
+        session = gg.Session(to_bytes(runnable(slope)), optimize=False)
+        runs.append(session({name: x for name, x in feeds.items() if name in session.inputs}))
+    pairs = (zip(exact.values(), run[1:], strict=True) for run in runs)
+    errors = ([np.abs(x - y).max(initial=0.0) for x, y in pair] for pair in pairs)
+    return dict(zip(exact, map(max, *errors, [0.0] * len(exact)), strict=True))
+
+
 def compared(model: ir.Model, feeds: dict[str, Any], gradients: dict[str, Any]) -> bool:
     """Whether the loss is smooth around `feeds`: then its slope in one direction is right."""
     rng, h = np.random.default_rng(4), 1e-6
@@ -155,7 +173,7 @@ def trained(
     model: ir.Model,
     feeds: dict[str, Any],
     exact: dict[str, Any],
-    rounded: dict[str, Any],
+    noise: dict[str, float],
     folder: Path,
     told: Counter[str],
 ) -> None:
@@ -179,8 +197,8 @@ def trained(
         return
     told["trained"] += 1
     for name, found in session.gradients.items():
-        wanted, noise = exact[name], np.abs(exact[name] - rounded[name]).max()
-        bound = 1e-4 * np.abs(wanted).max() + 1e-5 + 20 * noise
+        wanted = exact[name]
+        bound = 1e-4 * np.abs(wanted).max() + 1e-5 + 20 * noise[name]
         assert not np.abs(found - wanted).max() > bound, f"{how}: the gradient of {name} is {found}"
 
 
