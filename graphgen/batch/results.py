@@ -79,7 +79,8 @@ class Results:
                 if name.rpartition(".")[2] not in SCORES or not name.startswith("torch."):
                     raise GraphgenError(
                         f"{folder}: activation_fn is {name!r}; known are "
-                        f"{', '.join(SCORES)} of torch.nn: remove it"
+                        f"{', '.join(SCORES)} of torch.nn: name one of them, or apply your own to "
+                        "the logits that gg.Session gives"
                     )
                 self.score = SCORES[name.rpartition(".")[2]]
 
