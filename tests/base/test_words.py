@@ -10,7 +10,7 @@ import pytest
 import graphgen as gg
 from graphgen import commands, models, nn, ops
 from graphgen.errors import choices_of, one_of
-from graphgen.export import artifacts, precision
+from graphgen.export import precision, prepared
 from graphgen.generation.options import GenerationOptions, Options
 from graphgen.laboratory import rows
 from graphgen.models import sparse
@@ -73,7 +73,7 @@ def test_a_wrong_word_is_refused_at_its_line(
         (recurrent.Kind, recurrent._OPERATORS),
         (recurrent.Kind, recurrent._CELLS),
         (sparse.Pattern, sparse.PATTERNS),
-        (artifacts.Profile, artifacts._PROFILES),
+        (prepared.Profile, prepared._PROFILES),
         (precision.Precision, precision.DTYPES),
         (Scheme, THRESHOLDS),
         (rows.Kind, dict.fromkeys(rows.KINDS)),

@@ -193,7 +193,7 @@ def test_report_schema_refuses_another_status(folder, run):
 def test_optimize_tells_what_was_missed(folder, run):
     told = run("optimize primitives.onnx -o out.onnx --stop-after 0")
     assert "Attention: 0 of 2\n" in told
-    model = Path(__file__).parents[1] / "fixtures" / "gpt2_torchscript_sdpa_14.onnx"
+    model = Path(__file__).parents[1] / "fixtures" / "gpt2_dynamo_eager_23.onnx"
     told = run(f"optimize {model} -o out.onnx --strict-masked-rows")
     assert "refused fuse_attention at " in told
     sizes = "--layers 1 --features 8 --vocabulary 9 --num-heads 2 --kv-heads 1 --head-dim 4"
