@@ -161,7 +161,8 @@ def _rewrite(node: ir.Node, i: int, scores: Scores) -> Rewrite | Miss:
     if isinstance(mask, Miss):
         return mask
     attributes: dict[str, Any] = {"softcap": scores.softcap}
-    if not math.isclose(scores.scale, 1.0 / math.sqrt(laid.features), rel_tol=1e-6):
+    usual = laid.usual_scale
+    if usual is None or not math.isclose(scores.scale, usual, rel_tol=1e-6):
         attributes["scale"] = scores.scale
     if scores.sinks is not None:
         ends.append(adopt(scores.sinks))
@@ -261,9 +262,6 @@ class Heads:
             beside.difference_update(merged if len(merged) > 1 else [])
         heads = [axis for axis in batch if axis in beside and isinstance(axis.size, int)]
         batch = [axis for axis in batch if axis not in heads]
-        if not all(isinstance(axis.size, int) for axis in feature):
-            given = size_text(feature)
-            return Miss(f"Q and K have {given} features, wanted a number known before the run")
         heads = sorted(heads, key=lambda axis: not (k.has(axis) or v.has(axis)))
         axes = (leaves(scores.query), leaves(scores.key), feature, value)
         return cls(q, k, v, batch, heads, *axes, [*scores.known, v])
@@ -296,9 +294,10 @@ class Heads:
         return [axis for axis in self.heads if self.k.has(axis) or self.v.has(axis)]
 
     @property
-    def features(self) -> int:
-        """The size of Q's and K's features."""
-        return size_of(self.feature)
+    def usual_scale(self) -> float | None:
+        """1 / √D, if it is known how many features Q and K have: they may be all pixels."""
+        known = all(isinstance(axis.size, int) for axis in self.feature)
+        return 1.0 / math.sqrt(size_of(self.feature)) if known else None
 
     @property
     def description(self) -> str:

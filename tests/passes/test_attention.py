@@ -1343,3 +1343,42 @@ def test_a_mask_of_at_most_one_row_is_one_for_several_of_known_number() -> None:
         assert relative_rms(y, want) < ROUNDING
     alone = as_in_a_file(attend, primitives=True, q=gg.float32["b", 1, H * D], k=K, keep=keep)
     assert count_operators(optimize(alone).model).get("Attention", 0) == 0
+
+
+def over_channels(x: Any) -> Any:
+    """Of XCiT and Restormer: channels attend to each other, and all pixels are their features."""
+    b, n = ops.dim(x, 0), ops.dim(x, 2)
+    q, k, v = ops.split(ops.reshape(x, [b, 3, H, D, n]), num_outputs=3, axis=1)
+    q, k, v = (ops.squeeze(y, [1]) for y in (q, k, v))
+    q, k = (y / ops.reduce_l2(y, [-1]) for y in (q, k))
+    y = ops.softmax(q @ ops.swap_last(k) * 1.3) @ v
+    return ops.reshape(y, [b, H * D, n])
+
+
+def over_the_root_of_pixels(q: Any, k: Any, v: Any) -> Any:
+    root = ops.sqrt(ops.cast(ops.dim(q, 3), to=np.float32))
+    return ops.softmax(q @ ops.swap_last(k) / root) @ v
+
+
+def test_the_number_of_features_may_be_that_of_pixels() -> None:
+    """The usual scale is 1 / √D, so that one that is not known is always given."""
+    pixels = gg.float32["b", H, D, "n"]
+    for body, inputs in (
+        (over_channels, {"x": gg.float32["b", 3 * H * D, "n"]}),
+        (over_the_root_of_pixels, {"q": pixels, "k": pixels, "v": pixels}),
+        (lambda q, k, v: ops.softmax(q @ ops.swap_last(k)) @ v, dict.fromkeys("qkv", pixels)),
+    ):
+        model = build(body, primitives=True, **inputs)
+        fused = optimize(model, verify=True).model
+        assert count_operators(fused)["Attention"] == 1
+        for b, n in ((2, 5), (1, 1), (1, 300)):
+            sizes = {"b": b, "n": n}
+            rng = np.random.default_rng(n)
+            feeds = {
+                str(x.name): 5 * rng.standard_normal([sizes.get(str(d), d) for d in x.shape])
+                for x in model.graph.inputs
+            }
+            feeds = {name: x.astype(np.float32) for name, x in feeds.items()}
+            [wanted], [found] = (run_plain(one, feeds) for one in (model, fused))
+            exact = evaluate(model, feeds)[0]
+            assert relative_rms(found, exact) <= 2 * relative_rms(wanted, exact) + ROUNDING
