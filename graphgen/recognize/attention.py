@@ -124,6 +124,14 @@ def _sinks(cut: ir.Node, softmax_node: ir.Node, join: ir.Node) -> tuple[ir.Value
     return graph_value(view.source), 0 if last else 1
 
 
+_MIXED = "mixed among heads by a constant matrix, as talking heads do; the operator mixes none"
+
+
+def _is_constant(view: View) -> bool:
+    """Whether a view is of a constant."""
+    return constant(graph_value(view.source)) is not None
+
+
 def _rewrite(node: ir.Node, i: int, scores: Scores) -> Rewrite | Miss:
     """The operator in place of a product with V; input i is the weights."""
     weights = operand_of(node, i, View(None, [], scores.dims))
@@ -132,6 +140,8 @@ def _rewrite(node: ir.Node, i: int, scores: Scores) -> Rewrite | Miss:
         return Miss(f"V is {describe(node.inputs[1 - i])}, wanted two dimensions or more")
     summed = weights.dims[-1 - i]
     if leaves(summed) != leaves(scores.key):
+        if _is_constant(v):
+            return Miss(f"the weights are {_MIXED}")
         of = "queries" if leaves(summed) == scores.query else "batches or heads"
         lengths = f"{size_text(scores.key)} keys, the sum with V along {size_text(summed)} {of}"
         return Miss(f"the softmax is along {lengths}, wanted the same")
@@ -141,6 +151,8 @@ def _rewrite(node: ir.Node, i: int, scores: Scores) -> Rewrite | Miss:
     if isinstance(dims, Miss):
         return dims
     if scores.query and not {*scores.query} & {*leaves(dims[i - 2])}:
+        if _is_constant(scores.q) or _is_constant(scores.k):
+            return Miss(f"the scores are {_MIXED}")
         rows = f"{size_text(scores.query)}, those of the product with V {size_text(dims[i - 2])}"
         return Miss(f"the rows of the scores are {rows}; wanted the same axis")
     laid = Heads.of(scores, v, leaves(v.dims[-1 - i]), dims)

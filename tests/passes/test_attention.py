@@ -292,7 +292,8 @@ def test_a_gate_is_no_candidate() -> None:
         (weights_read, "the result of Softmax is used elsewhere, by node_Neg_20"),
         (
             talking_heads,
-            "the rows of the scores are 4, those of the product with V t; wanted the same axis",
+            "the scores are mixed among heads by a constant matrix, as talking heads do; "
+            "the operator mixes none",
         ),
         (
             other_axis,
