@@ -169,7 +169,7 @@ def test_twenty_steps_of_training_have_the_losses_of_the_cpu(there: There, tmp_p
             losses.append([line["loss"] for line in history])
             losses[-1].append(trainer.evaluate(batches))
         engine, kind = trainer._engine, np.ndarray if provider == "cpu" else Resident
-        kept = [*engine._placed.values(), *engine._train._outputs.values()]
+        kept = [*engine._open._placed.values(), *engine._train._outputs.values()]
         assert {type(buffer) for buffer in kept} == {kind}, "gradients stay there, too"
     assert losses[0][-1] < 0.5 * losses[0][0]
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
