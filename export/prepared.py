@@ -18,9 +18,7 @@ from graphgen.autodiff import backward
 from graphgen.display import on_screen
 from graphgen.edit import claim, infer_model
 from graphgen.errors import GraphgenError, one_of, positive
-from graphgen.export.artifact_files import (
-    LOSS,
-)
+from graphgen.export.artifact_files import LOSS
 from graphgen.export.chosen import Parts
 from graphgen.export.documents import keep_apart
 from graphgen.export.inference import evaluated

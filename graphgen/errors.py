@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, NoneType
@@ -84,6 +84,13 @@ def positive(who: str, **sizes: int | None) -> None:
     for name, size in sizes.items():
         if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
             problem = f"{name} is {size!r}; it must be an integer of at least 1"
+            raise GraphgenError(f"{who}: {problem}{user_line()}")
+
+
+def refuse(who: str, problems: Mapping[str, bool]) -> None:
+    """Raise GraphgenError with the first problem that there is."""
+    for problem, is_there in problems.items():
+        if is_there:
             raise GraphgenError(f"{who}: {problem}{user_line()}")
 
 

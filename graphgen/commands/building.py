@@ -14,7 +14,7 @@ from rich.console import Console
 import graphgen as gg
 from graphgen.commands.options import print_json, show
 from graphgen.commands.tuning import TUNING, Decoding, Tuning
-from graphgen.errors import GraphgenError
+from graphgen.errors import GraphgenError, refuse
 from graphgen.export.folders import MODEL, PROMPTS, PROMPTS_KEY, write_folder, write_genai
 from graphgen.export.like import decoder_like
 from graphgen.export.precision import DTYPES
@@ -249,7 +249,8 @@ class Building:
             print(f"{name}: {cost}")
         if tuning is not None:
             tuning.print()
-        print(*source.remarks, sep="\n", end="\n" * bool(source.remarks))
+        for line in source.remarks:
+            print(line)
         print(f"{output}: {source.kind}, {source.parameters:,} parameters, {nodes} nodes")
 
 
@@ -274,66 +275,49 @@ def _of_export(options: argparse.Namespace) -> _Source:
 
 def _check(options: argparse.Namespace, folder: Path) -> None:
     """Raise GraphgenError where an option lacks another one, or contradicts it."""
-    who, scheme, bits = "build", options.quantize, f"--quantize {options.quantize}"
-    plain = (options.layout, options.target, options.dtype) == _OF_INT8
+    scheme = options.quantize
     layout, target, dtype = _OF_INT8
+    plain = (options.layout, options.target, options.dtype) == _OF_INT8
     only = f"is for --layout {layout}, --target {target} and --dtype {dtype} only"
-    half = f"{who} {folder} --dtype {options.dtype}"
-    for wrong, problem in (
-        (
-            options.text is not None and not (scheme or options.kv == "int8" or options.tune),
-            f"{who}: --text needs --quantize or --kv int8; add that option",
-        ),
-        *(
-            (bool(value) and not plain, f"{who}: {name} {only}; leave out other options")
-            for name, value in (
-                (f"--kv {options.kv}", options.kv),
-                (f"--prompts {options.prompts}", options.prompts),
-                ("--tune", options.tune),
+    of_int8 = {
+        f"--kv {options.kv}": options.kv,
+        f"--prompts {options.prompts}": options.prompts,
+        "--tune": options.tune,
+    }
+    refuse(
+        "build",
+        {
+            "--text needs --quantize or --kv int8; add that option": options.text is not None
+            and not (scheme or options.kv == "int8" or options.tune),
+            **{
+                f"{name} {only}; leave out other options": bool(value) and not plain
+                for name, value in of_int8.items()
+            },
+            "--tune-for needs --tune; add that option": options.tune_for is not None
+            and not options.tune,
+            "--accuracy-level needs --quantize int4; add that option": scheme != "int4"
+            and options.accuracy_level is not None,
+            f"--prompts {options.prompts} is for weights of four bits, and --quantize is {scheme}; "
+            "choose int4": options.prompts == "int8" and scheme not in (None, "int4"),
+            "--full-range needs --quantize int8; add that option": options.full_range
+            and scheme != "int8",
+            "--no-run needs --quantize int8 or weights8; add that option": options.no_run
+            and scheme not in ("int8", "weights8"),
+            "--verify needs --quantize; add that option": options.verify and scheme is None,
+            "--stop-after needs --quantize; add that option": options.stop_after is not None
+            and scheme is None,
+            "--text runs the model; leave out --no-run": options.no_run
+            and options.text is not None,
+        },
+    )
+    with_dtype = f"build {folder} --dtype {options.dtype}"
+    refuse(
+        f"{with_dtype} --target {options.target}",
+        {
+            "onnxruntime on the CPU has no bf16 kernels: choose fp16 or fp32, or --target cuda": (
+                options.dtype == "bf16" and options.target != "cuda"
             )
-        ),
-        (
-            options.tune_for is not None and not options.tune,
-            f"{who}: --tune-for needs --tune; add that option",
-        ),
-        (
-            options.accuracy_level is not None and scheme != "int4",
-            f"{who}: --accuracy-level needs --quantize int4; add that option",
-        ),
-        (
-            options.prompts == "int8" and scheme not in (None, "int4"),
-            f"{who}: --prompts {options.prompts} is for weights of four bits, and --quantize is "
-            f"{scheme}; choose int4",
-        ),
-        (
-            options.full_range and scheme != "int8",
-            f"{who}: --full-range needs --quantize int8; add that option",
-        ),
-        (
-            options.no_run and scheme not in ("int8", "weights8"),
-            f"{who}: --no-run needs --quantize int8 or weights8; add that option",
-        ),
-        (
-            options.verify and scheme is None,
-            f"{who}: --verify needs --quantize; add that option",
-        ),
-        (
-            options.stop_after is not None and scheme is None,
-            f"{who}: --stop-after needs --quantize; add that option",
-        ),
-        (
-            options.no_run and options.text is not None,
-            f"{who}: --text runs the model; leave out --no-run",
-        ),
-        (
-            options.dtype == "bf16" and options.target != "cuda",
-            f"{half} --target {options.target}: onnxruntime on the CPU has no bf16 kernels: choose "
-            "fp16 or fp32, or --target cuda",
-        ),
-        (
-            options.dtype != "fp32" and scheme is not None,
-            f"{half}: {bits} reads float32 weights: leave out --dtype",
-        ),
-    ):
-        if wrong:
-            raise GraphgenError(problem)
+        },
+    )
+    problem = f"--quantize {scheme} reads float32 weights: leave out --dtype"
+    refuse(with_dtype, {problem: scheme is not None and options.dtype != "fp32"})

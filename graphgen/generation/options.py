@@ -172,10 +172,10 @@ class Options:
             object.__setattr__(self, name, read(given[name]))
         for name, (kind, least, most) in _RANGES.items():
             value = given[name]
-            whole = isinstance(value, int | kind) and not isinstance(value, bool)
             if value is None and getattr(Options, name) is None:
                 continue
-            if not whole or value is None or not least <= value <= most:
+            is_number = isinstance(value, int | kind) and not isinstance(value, bool)
+            if not is_number or value is None or not least <= value <= most:
                 wanted = f"{'a whole number' if kind is int else 'a number'} of at least {least:g}"
                 wanted += "" if most == math.inf else f" and at most {most:g}"
                 raise GraphgenError(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from graphgen.errors import GraphgenError, one_of, user_line
+from graphgen.errors import one_of, refuse
 from graphgen.train.batches import Place, length
 from graphgen.train.callbacks import Calls
 from graphgen.train.data import Batches
@@ -181,10 +181,3 @@ def check_folder(
     )
     for change in allow_changes:
         one_of(who, Change, allow_changes=change)
-
-
-def refuse(who: str, problems: Mapping[str, bool]) -> None:
-    """Raise GraphgenError with the first problem that there is."""
-    for problem, is_there in problems.items():
-        if is_there:
-            raise GraphgenError(f"{who}: {problem}{user_line()}")

@@ -56,12 +56,13 @@ class Opening:
 
         If they are `summed`, they are added to those before, in the memory of the CPU.
         """
-        gradients = {n: self._buffers[p] for n, p in (bound or {}).items()}
+        bound = {} if bound is None else bound
+        gradients = {n: self._buffers[p] for n, p in bound.items()}
         # On the CPU in place; elsewhere each is copied, so only the last one.
         session = self._session(model, set() if self.device == "cpu" else self._sums)
         kept: Mapping[str, Buffer] = {} if summed else self._kept
         outputs: dict[str, Buffer] = {
-            n: kept.get((bound or {})[n], g) for n, g in gradients.items() if n in session.outputs
+            n: kept.get(bound[n], g) for n, g in gradients.items() if n in session.outputs
         }
         used = {n: a for n, a in (self._weights | gradients).items() if n in session.inputs}
         for name in used.keys() & self._weights.keys() - self._placed.keys():
