@@ -60,12 +60,18 @@ def _embed(context: Any, node: ir.Node) -> None:
 
 
 def _by_weights_of_four_bits(context: Any, node: ir.Node) -> None:
-    """The product of A (..., K) with weights (N, K), or of A (..., N) where they are not turned."""
-    a, y = node.inputs[0], node.outputs[0]
-    assert a is not None
+    """The product of A (..., K) with weights (N, K), or of A (..., N) where they are not turned.
+
+    No schema checks its attributes; without right ones the size is not known, and the runtime
+    refuses the node.
+    """
+    given = {n: x.value for n, x in node.attributes.items() if x.type is ir.AttributeType.INT}
+    a, y = next(iter(node.inputs), None), node.outputs[0]
+    if a is None:
+        return
     y.type, y.shape = a.type, None
-    if a.shape is not None:
-        features = node.attributes["N" if node.attributes.get_int("transB", 1) else "K"].as_int()
+    features = given.get("N" if given.get("transB", 1) else "K", -1)
+    if a.shape is not None and features >= 0:
         y.shape = ir.Shape([*a.shape[:-1], features])
 
 

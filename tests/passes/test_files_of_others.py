@@ -341,6 +341,22 @@ def test_attention_is_found_behind_products_with_weights_of_four_bits(tmp_path: 
         assert np.abs(wanted - got).max() < 1e-5 and np.array_equal(sizes, shape)
 
 
+@pytest.mark.parametrize("given", ["K = 16", "K = 16, N = 1.5", "K = 16, N = -4"])
+@pytest.mark.parametrize("inputs", ["x, w, most", ", w, most", ""])
+def test_a_damaged_product_with_weights_of_four_bits_has_no_size(
+    tmp_path: Path, given: str, inputs: str
+) -> None:
+    """No schema says what it must have; the runtime refuses it."""
+    text = f"""<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>
+    main (float[b,t,16] x, uint8[128] w, float[16] most) => (float[b,t,size] y) {{
+      p = com.microsoft.MatMulBnb4 <{given}> ({inputs})
+      y = Relu (p)
+    }}"""
+    onnx.save(parser.parse_model(text), tmp_path / "m.onnx")
+    product, _ = gg.load(tmp_path / "m.onnx").graph
+    assert product.outputs[0].shape is None
+
+
 @pytest.mark.parametrize(
     "power", ["e = Exp (l) w = Reshape (e, s)", "e = Reshape (l, s) w = Exp (e)"]
 )
