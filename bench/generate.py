@@ -5,7 +5,7 @@ read a prompt, and the tokens a second behind it, of
 
 - graphgen: a folder of `graphgen build`, in float32 and with --quantize int4, calibrated with
   --text on random words that are not those of the prompts, by `gg.generate`; int8 prompts: that
-  of --prompts int8; in genai: that of --layout genai, by onnxruntime-genai, as it opens any other;
+  of --prompts int8; tuned: that of --tune, on this machine; in genai: that of --layout genai, by onnxruntime-genai, as it opens any other;
 - genai: what onnxruntime-genai's own builder writes, fp32 and int4; mobius: what mobius-onnx
   writes, by onnxruntime-genai; optimum: its export, by its model; torch: transformers, SDPA;
 - products: the model's products with its weights and nothing else, one row, in ONNX Runtime: as it
@@ -362,6 +362,7 @@ def contenders(name: str, args: argparse.Namespace) -> list[tuple[str, str, str,
         reading = ("graphgen-prompts", built(*integers, "--prompts", "int8"))
         found += [
             (READING, "graphgen", here, reading),
+            (TUNED, "graphgen", here, ("graphgen-tuned", built(*integers, "--tune"))),
             ("graphgen in genai", "genai", genai, ("graphgen-genai", built(*in_genai))),
             ("graphgen int4 in genai", "genai", genai, ("graphgen-genai-int4", built(*both))),
             ("genai", "genai", genai, ("genai", [*builder, folder / "hf", "-p", "fp32", "-o"])),
@@ -425,6 +426,7 @@ def measure(name: str, threads: int, args: argparse.Namespace) -> list[dict[str,
 
 
 OWN, READING = ("graphgen", "graphgen int4"), "graphgen int4, int8 prompts"
+TUNED = "graphgen int4, tuned"
 
 
 def errors(found: Any, wanted: Any) -> dict[str, float]:
@@ -443,7 +445,7 @@ def failures(rows: Sequence[dict[str, Any]]) -> list[str]:
     by_name = {row["contender"]: row for row in rows if "time" in row}
     told = []
     for name, row in by_name.items():
-        if name in (*OWN, READING) or "products" in name:
+        if name in (*OWN, READING, TUNED) or "products" in name:
             continue
         if "int4" not in name and row.get("error", 0) > SAME:
             told.append(f"{name}: its logits differ from torch's by {row['error']:.1e}")

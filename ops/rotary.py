@@ -3,9 +3,12 @@
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
+from onnx_shape_inference import ShapeInferenceContext
 
 from graphgen.errors import GraphgenError, user_line
-from graphgen.infer import describe
+from graphgen.graph import present_inputs
+from graphgen.infer import describe, mends
 from graphgen.op import composite
 from graphgen.ops.layout import (
     arange,
@@ -76,6 +79,19 @@ def rotary_embedding(
     return reshape(y, [dim(x, i) for i in range(rank(x))])  # refuses angles of other positions
 
 
+@mends("RotaryEmbedding")
+def _sizes_of_angles(node: ir.Node, _: ShapeInferenceContext) -> None:
+    """Angles of a fixed batch, or of fixed positions, are those of all that the kernel turns."""
+    angles, y = node.inputs[3 if len(present_inputs(node)) > 3 else 1], node.outputs[0]
+    if angles is None or angles.shape is None or y.shape is None or len(y.shape) not in (3, 4):
+        return
+    dims = list(y.shape)
+    for axis, size in zip((0, 1 if len(dims) == 3 else 2), angles.shape, strict=False):
+        if isinstance(size, int) and not isinstance(dims[axis], int):
+            dims[axis] = size
+    y.shape = ir.Shape(dims)
+
+
 @composite("RotaryEmbedding", domain="com.microsoft")
 def _by_position(
     x: Tensor,
@@ -91,13 +107,17 @@ def _by_position(
 ) -> Tensor:
     """The same in older runtimes, where the caches have a row for each position.
 
-    One position, int64[1], is that of the first token.
+    One position, int64[1], is that of the first token. A three-dimensional x needs no `num_heads`
+    if its heads are turned whole.
     """
     if is_packed_batching or scale not in (None, 1.0):
         raise GraphgenError("RotaryEmbedding: packed batches and a scale have no body")
     if rank(position_ids) == 1:
         places = position_ids + arange(dim(x, 1 if rank(x) == 3 else 2))
         position_ids = expand(unsqueeze(places, [0]), [dim(x, 0), 1])
+    size, half = x.shape[-1], cos_cache.shape[-1]
+    if rank(x) == 3 and not (num_heads or rotary_embedding_dim) and isinstance(size, int):
+        num_heads = size // (2 * half) if isinstance(half, int) else None  # angles tell the heads
     return rotary_embedding(
         x,
         cos_cache,

@@ -399,6 +399,32 @@ def test_operators_of_the_runtime_are_typed_where_their_bodies_end() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "x, angles, want",
+    [
+        ("b, 2, t, 8", ("2, t, 4", "2, t, 4"), "float[2, 2, t, 8]"),
+        ("b, 2, t, 8", ("b, 3, 4", "b, 3, 4"), "float[b, 2, 3, 8]"),
+        ("b, t, 16", ("9, 4", "9, 4", "2, t"), "float[2, t, 16]"),
+    ],
+)
+def test_angles_of_a_fixed_size_tell_that_of_what_they_turn(x, angles, want, tmp_path) -> None:
+    """The kernel takes no others; otherwise a training graph would change a shape."""
+    types = zip(("float", "float", "int64"), angles, "csp", strict=False)
+    inputs = ", ".join(f"{kind}[{sizes}] {name}" for kind, sizes, name in types)
+    text = f"""<ir_version: 10, opset_import: ["" : 23]>
+        g (float[{x}] x, {inputs}) => (float[{x}] y) <float[1] w = {{2}}> {{
+        scaled = Mul (x, w)
+        y = RotaryEmbedding <num_heads = 2> (scaled, {", ".join("csp"[: len(angles)])})
+    }}"""
+    model = ir.from_proto(onnx.parser.parse_model(text))
+    model.graph.outputs[0].shape = None
+    infer_model(model)
+    assert describe(model.graph.outputs[0]) == want
+    path = tmp_path / "model.onnx"
+    onnx.save(onnx.parser.parse_model(text), path)
+    gg.artifacts(gg.load(path), tmp_path / "artifacts", loss="mse", optimizer=gg.SGD())
+
+
 def test_too_few_operands_of_an_operator_of_the_runtime_are_told() -> None:
     for operands, message in (("s", "missing a required argument: 'b'"), ("s, , s", None)):
         text = f"""<ir_version: 10, opset_import: ["" : 21, "com.microsoft" : 1]>

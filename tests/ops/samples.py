@@ -1091,6 +1091,7 @@ SAMPLES[MICROSOFT, "GroupQueryAttention"] += [
 SAMPLES[MICROSOFT, "RotaryEmbedding"] += [
     of(n(2, 5, 24), i(2), n(7, 4), n(7, 4), num_heads=3, scale=1.0, is_packed_batching=0),
     of(n(2, 3, 4, 8), i(3), n(7, 4), n(7, 4), interleaved=1),
+    of(n(2, 5, 24), i([0, 1, 2, 3, 6], [4, 4, 0, 5, 1]), n(7, 4), n(7, 4)),
 ]
 SAMPLES[MICROSOFT, "EmbedLayerNormalization"] += [
     of(_IDS, None, n(5, 8), n(3, 8), None, n(8), n(8), _IDS % 3, mask_index_type=1)
