@@ -20,7 +20,7 @@ from graphgen.export.like import decoder_like
 from graphgen.export.precision import DTYPES
 from graphgen.files import read_json
 from graphgen.generation.caches import PRESENT
-from graphgen.generation.config import read_fields
+from graphgen.generation.config import read_fields, unreached
 from graphgen.generation.options import UnmetError, read_options
 from graphgen.generation.quality import Quality
 from graphgen.graph import count_nodes, parameters
@@ -122,6 +122,7 @@ class Building:
             try:
                 asked = read_options(folder)
                 asked.fit(asked.vocabulary)
+                source.remarks.extend(filter(None, [unreached(folder)]))
             except UnmetError as error:
                 source.remarks.append(f"graphgen generate refuses the folder as it stands: {error}")
             except GraphgenError as error:

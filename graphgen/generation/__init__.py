@@ -16,7 +16,7 @@ from graphgen.export.by_row import Chosen, Given, numbers_of
 from graphgen.files import path_of, present
 from graphgen.generation.beams import Beams
 from graphgen.generation.caches import Decoder
-from graphgen.generation.config import ignored, longrope_length
+from graphgen.generation.config import ignored, longrope_length, unreached
 from graphgen.generation.decoder import open_decoder
 from graphgen.generation.encoder_decoders import EncoderDecoder
 from graphgen.generation.generated import Generation
@@ -135,8 +135,8 @@ class Generator:
         path = path_of(model, "generate") if isinstance(model, str | os.PathLike) else None
         self.folder = path if path is not None and path.is_dir() else None
         read_options(self.folder)
-        if ignored_fields := ignored(self.folder):
-            warn(ignored_fields)
+        for line in filter(None, (ignored(self.folder), unreached(self.folder))):
+            warn(line)
         self.decoder: Decoder = open_decoder(
             model,
             threads=threads,
@@ -224,9 +224,10 @@ class Generator:
         ids: list[int] = encoded("generate", self.tokenizer, text, special=False).ids
         return ids
 
-    def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
-        """The texts of tokens, without special tokens."""
-        texts: list[str] = self.tokenizer.decode_batch([list(row) for row in rows])
+    def texts(self, rows: Sequence[Sequence[int]], *, special: bool = False) -> list[str]:
+        """The texts of tokens, without special tokens, or with them."""
+        tokens = [list(row) for row in rows]
+        texts: list[str] = self.tokenizer.decode_batch(tokens, skip_special_tokens=not special)
         return [*map(without_spaces, texts)] if self.unsettled else texts
 
     @cached_property

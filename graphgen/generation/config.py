@@ -1,5 +1,6 @@
 """How a folder says to generate: generation_config.json, or config.json without it."""
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,38 @@ _WITHOUT_EFFECT = set(
 
 ENDS = ("decoder_start_token_id", "eos_token_id")
 """What a row begins and ends with; it may stand in config.json alone."""
+
+
+_WHERE_THEY_COME = ("eos_token_id", "suppress_tokens", "begin_suppress_tokens")
+"""Fields of tokens that have an effect only where a row would have them."""
+
+
+def listed(value: Any) -> list[Any]:
+    """The elements of a list, or a single value as a list; [] for None."""
+    if value is None:
+        return []
+    several = isinstance(value, Collection) and not isinstance(value, str)
+    return list(value) if several else [value]
+
+
+def never_come(folder: Path) -> dict[str, list[int]]:
+    """The tokens of those fields that the model lacks, as GPT-2's in a smaller vocabulary."""
+    known, (_, fields) = read_fields(folder), fields_of_generation(folder)
+    size: Any = known.get("vocab_size")
+    found = dict[str, list[int]]()
+    for name in _WHERE_THEY_COME if isinstance(size, int) else ():
+        given = listed((known if name in ENDS else fields).get(name))
+        found[name] = [x for x in given if type(x) is int and not 0 <= x < size]
+    return {name: tokens for name, tokens in found.items() if tokens}
+
+
+def unreached(folder: Path | None) -> str:
+    """One sentence on the tokens of `never_come`, or ""."""
+    if folder is None or not present(folder / "config.json"):
+        return ""
+    never = never_come(folder)
+    told = "; ".join(f"{name} {', '.join(map(str, x))}" for name, x in never.items())
+    return f"{folder} names tokens that the model lacks: {told}: no row has them" if told else ""
 
 
 def ignored(folder: Path | None) -> str:

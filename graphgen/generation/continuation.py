@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -312,7 +313,7 @@ class Continuation:
     def _ends_with(self, tokens: list[int]) -> bool:
         strings = self._strings
         return tokens[-1] in self._ends or (
-            bool(strings) and says(tokens, strings, self._generator.texts)
+            bool(strings) and says(tokens, strings, partial(self._generator.texts, special=True))
         )
 
     def _processed(

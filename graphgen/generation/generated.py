@@ -143,7 +143,12 @@ class Generation:
 
     def texts(self) -> list[str]:
         """The text of each row so far, up to a string that it stops at."""
-        return [_before(text, self.options.strings) for text in self.read(self.tokens)]
+        texts, strings = self.read(self.tokens), self.options.strings
+        if not strings:
+            return texts
+        whole = self._generator.texts(self.tokens, special=True)
+        found = ([string for string in strings if string in spelled] for spelled in whole)
+        return [*map(_before, texts, found)]
 
     def read(self, rows: Sequence[Sequence[int]]) -> list[str]:
         """The texts of any tokens, without timestamps and special tokens."""

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypedDict
@@ -10,7 +10,15 @@ from typing import Any, Literal, TypeAlias, TypedDict
 from graphgen.display import on_screen
 from graphgen.errors import GraphgenError, near, user_line
 from graphgen.files import present
-from graphgen.generation.config import ENDS, NAMES, NEUTRAL, fields_of_generation, read_fields
+from graphgen.generation.config import (
+    ENDS,
+    NAMES,
+    NEUTRAL,
+    fields_of_generation,
+    listed,
+    never_come,
+    read_fields,
+)
 from graphgen.generation.grammar import Grammar
 from graphgen.models.published.folder import positions
 from graphgen.operands import Array
@@ -267,6 +275,8 @@ def read_options(folder: Path | None, **given: Any) -> Options:
         if "bos_token_id" in fields:  # what a decoder behind an encoder begins with otherwise
             fields.setdefault("decoder_start_token_id", fields["bos_token_id"])
         options = {own: fields[name] for name, own in NAMES.items() if name in fields}
+        for name, tokens in never_come(folder).items():
+            options[NAMES[name]] = [x for x in listed(fields[name]) if x not in tokens]
         texts = listed(fields.get("stop_strings"))  # a number would be a token
         for name, right, wanted in (
             ("do_sample", type(fields.get("do_sample", False)) is bool, "true or false"),
@@ -292,14 +302,6 @@ def read_options(folder: Path | None, **given: Any) -> Options:
     if options.get("min_new_tokens") is not None:
         options.pop("min_length", None)  # it limits the same for the prompt and what follows
     return Options(**options)
-
-
-def listed(value: Any) -> list[Any]:
-    """The elements of a list, or a single value as a list; [] for None."""
-    if value is None:
-        return []
-    several = isinstance(value, Collection) and not isinstance(value, str)
-    return list(value) if several else [value]
 
 
 def _words(value: Any) -> list[list[Any]]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from graphgen.errors import GraphgenError, user_line
-from graphgen.generation.options import listed
+from graphgen.generation.config import listed
 from graphgen.models.published import folder as folders
 from graphgen.models.published.conversation import Conversation
 from graphgen.operands import Array

@@ -469,6 +469,25 @@ def test_strings_stop_a_row(generator: Generator, greedy: Any) -> None:
     assert len(found.tokens[0]) < 20
 
 
+def test_a_special_token_is_a_string_to_stop_at(folder: Path, greedy: Any, tmp_path: Path) -> None:
+    """Texts leave it out, and two strings that it parts are not one, as in transformers."""
+    row = greedy[0]
+    at = next(
+        i for i in range(3, 19) if row[i] not in row[:i] and VOCABULARY - 1 not in row[: i + 2]
+    )
+    before, special, after = (chr(32 + token) for token in row[at - 1 : at + 2])
+    own = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    own.add_special_tokens([special])
+    own.save(str(copied(folder, tmp_path / "a") / "tokenizer.json"))
+    generator = Generator(tmp_path / "a", threads=1)
+    for stop, end in (([special], at + 1), ([before + after], 20), ([before + special], at + 1)):
+        found = generator([PROMPTS[0]], max_new_tokens=20, stop=stop)
+        list(found)
+        assert found.tokens == [row[:end]]
+        kept = [token for token in row[:end] if token not in (row[at], VOCABULARY - 1)]
+        assert found.texts() == ["".join(chr(32 + token) for token in kept)]
+
+
 def test_what_is_drawn_depends_on_seed_and_row_alone(generator: Generator) -> None:
     def tokens(prompts: Any, seed: int) -> Any:
         found = generator(prompts, max_new_tokens=12, temperature=1.5, seed=seed)
@@ -791,12 +810,13 @@ def test_bad_fields(folder: Path, tmp_path: Path, fields: Any, told: str) -> Non
     [
         ({"eos_token_id": "9"}, 2, "eos is '9'; give tokens"),
         ({"num_beams": 1.5}, 2, "beams is 1.5; it must be a whole number"),
-        ({"eos_token_id": 500}, 0, "eos has token 500; the model has tokens 0 to"),
+        ({"forced_bos_token_id": 500}, 0, "forced_bos has token 500; the model has tokens 0 to"),
+        ({"eos_token_id": [500, -1]}, 0, "the model lacks: eos_token_id 500, -1"),
         ({"guidance_scale": 2.0}, 0, "guidance_scale is 2.0, which has no option here"),
         ({"num_return_sequences": 2}, 0, "num_return_sequences is 2, but 1 beam"),
     ],
 )
-def test_a_build_says_what_generate_would_refuse(
+def test_a_build_says_what_generate_would_refuse_or_leave_out(
     tmp_path: Path, fields: Any, code: int, told: str, capsys: Any
 ) -> None:
     """A wrong kind is refused; what has a meaning elsewhere, or with other options, is told."""
@@ -806,6 +826,24 @@ def test_a_build_says_what_generate_would_refuse(
     shown = capsys.readouterr()
     assert told in (shown.err if code else shown.out)
     assert (tmp_path / "out").exists() == (code == 0)
+
+
+@pytest.mark.parametrize("name", ["eos_token_id", "suppress_tokens", "begin_suppress_tokens"])
+def test_a_token_that_the_model_lacks_never_comes(
+    folder: Path, greedy: Any, tmp_path: Path, name: str
+) -> None:
+    """A small GPT-2 keeps the 50256 of its class; what a caller gives has to be a token."""
+    fields = {"eos_token_id": [50256]} | {name: [50256, greedy[0][4]]}
+    own = copied(folder, tmp_path / "a", **fields)
+    with pytest.warns(gg.GraphgenWarning, match=f"that the model lacks: .*{name} 50256"):
+        generator = Generator(own, threads=1)
+    assert getattr(generator([[3]]).options, name.removesuffix("_token_id")) == [greedy[0][4]]
+    ends = copied(folder, tmp_path / "b", eos_token_id=greedy[0][4])
+    if name == "eos_token_id":
+        found, wanted = (x([PROMPTS[0]], max_new_tokens=9) for x in (generator, Generator(ends)))
+        assert [*found] == [*wanted] and len(found.tokens[0]) == 5
+    with pytest.raises(GraphgenError, match="eos has token 50256; the model has tokens 0"):
+        generator([[3]], eos=50256)
 
 
 def test_low_temperatures_take_the_likeliest(generator: Generator, greedy: Any) -> None:

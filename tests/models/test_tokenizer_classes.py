@@ -118,11 +118,12 @@ def test_a_tokenizer_on_which_its_library_panics(tmp_path):
         tokenizer(tmp_path)
 
 
-def test_a_tokenizer_that_no_text_can_be_read_by_is_told(tmp_path):
+@pytest.mark.parametrize("name", ["spiece.model", "vocab.txt", "tekken.json"])
+def test_a_tokenizer_that_no_text_can_be_read_by_is_told(name, tmp_path):
     assert not [*unread(tmp_path)]
-    (tmp_path / "spiece.model").touch()
+    (tmp_path / name).touch()
     [line] = unread(tmp_path)
-    assert "has spiece.model, but no tokenizer.json, by which texts are read: write it" in line
+    assert f"has {name}, but no tokenizer.json, by which texts are read: write it" in line
     (tmp_path / "tokenizer.json").write_text("null")
     [line] = unread(tmp_path)
     assert line.startswith("no text can be read: ") and "is not a tokenizer" in line

@@ -22,7 +22,7 @@ _TWICE = {
 """By a part of tokenizer.json: fields of tokenizer_config.json, and what the part calls them."""
 
 
-_VOCABULARY = re.compile(r"vocab\..+|.+\.(model|spm|tiktoken)")
+_VOCABULARY = re.compile(r"vocab\..+|.+\.(model|spm|tiktoken)|tekken\.json")
 """Files of vocabularies, of which transformers can make a tokenizer.json."""
 
 _EXTRA = ("additional_special_tokens", "extra_special_tokens")
