@@ -182,7 +182,16 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32}
         ({"quant_method": "awq", "bits": 8}, "bits is 8; it must be 4"),
         ({"quant_method": "awq", "version": "gemv"}, "version is 'gemv'; it must be 'gemm'"),
         ({"checkpoint_format": "marlin"}, "must be 'gptq' or 'gptq_v2'"),
-        ({"dynamic": {"-:lm_head": {}}}, "dynamic is"),
+        ({"dynamic": {"-:lm_head": {}, "+:.*up.*": {"bits": 8}}}, "it must be rules -:LAYERS"),
+        ({"dynamic": ["-:lm_head"]}, "it must be rules -:LAYERS"),
+        ({"quant_method": "auto-round"}, "the field 'packing_format' is missing"),
+        ({"quant_method": "auto-round", "packing_format": "auto_round"}, "one of auto_round:auto"),
+        ({"packing_format": "auto_round:auto_awq"}, "must be 'auto_round:auto_gptq'"),
+        ({"data_type": "mx_fp"}, "data_type is 'mx_fp'; it must be 'int'"),
+        ({"act_bits": 8}, "act_bits is 8; it must be 16"),
+        ({"extra_config": {"lm_head": {"bits": 8}}}, "it must be layers of 16 bits"),
+        ({"extra_config": {"lm_head": 16}}, "it must be layers of 16 bits"),
+        ({"quant_method": "awq", "pack_dtype": "int16"}, "pack_dtype is 'int16'"),
         ({"format": "marlin"}, "must be 'gptq' or 'gptq_v2'"),
         ({"group_size": 0}, "group_size is 0; it must be a size, or -1"),
         ({"group_size": 24}, "has groups of 24, must be multiples of 16"),
@@ -246,10 +255,37 @@ def test_scales_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
             keep_bits(from_folder(few).model)
 
 
-def test_notes_of_newer_programs_are_accepted(tmp_path: Path) -> None:
-    notes = {"act_group_aware": True, "hyb_act": False, "format": "gptq", "meta": {"mse": 0.0}}
-    few, *_ = checkpoints(tmp_path, GPTQ | notes, CASES["gptq 4 bits, groups of 32"][1])
-    assert from_folder(few).few_bits == "gptq"
+AUTO_ROUND = {
+    "quant_method": "auto-round",
+    "iters": 200,
+    "autoround_version": "0.12.3",
+    "data_type": "int",
+    "sym": False,
+    "extra_config": {"lm_head": {"bits": 16, "data_type": "float"}, ".*up.*": {"bits": 4}},
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "notes"),
+    [
+        ("gptq 4", {"act_group_aware": True, "hyb_act": False, "format": "gptq", "meta": {}}),
+        ("gptq 4", {"dynamic": {"-:lm_head": {}}, "pack_dtype": "int32"}),
+        ("gptq 4", AUTO_ROUND | {"packing_format": "auto_round:auto_gptq"}),
+        ("gptq 4", AUTO_ROUND | {"quant_method": "gptq", "scale_dtype": "torch.float16"}),
+        ("awq", {"pack_dtype": "int32", "checkpoint_format": "gemm", "desc_act": False}),
+        ("awq", AUTO_ROUND | {"packing_format": "auto_round:auto_awq"}),
+    ],
+)
+def test_notes_of_newer_programs_are_accepted(case: str, notes: Any, tmp_path: Path) -> None:
+    """Also those of AutoRound, which stores integers as GPTQ or AWQ does."""
+    config, layer = next(x for name, x in CASES.items() if name.startswith(case))
+    few, floats, _ = checkpoints(tmp_path, config | notes, layer)
+    found = from_folder(few)
+    assert found.few_bits == case.split()[0]
+    wanted = from_folder(floats).model
+    [feed] = feeds_of(wanted, TOKENS, rows=2)
+    a, b = (run_plain(model, dict(feed))[0] for model in (wanted, found.model))
+    assert relative_rms(a, b) < 1e-5
 
 
 def test_experts_of_few_bits_are_refused(tmp_path: Path) -> None:
