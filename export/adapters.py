@@ -25,8 +25,9 @@ from graphgen.graph import FORMER, ModelLike, constant
 from graphgen.infer import describe
 from graphgen.match import Engine, run_passes
 from graphgen.operands import Array
-from graphgen.parts import Part
+from graphgen.parts import Part, parts_in
 from graphgen.passes.training.adapters import (
+    BASE,
     MAGNITUDE,
     A,
     B,
@@ -35,7 +36,6 @@ from graphgen.passes.training.adapters import (
     adapt,
     linears,
     merging,
-    parts_in,
     published_names,
 )
 from graphgen.passes.training.by_row import products, quantized_linears, weight_of
@@ -433,6 +433,11 @@ class Adapter:
             raise GraphgenError(
                 f"adapter: the checkpoint has no name for {odd[0]} as a module, so PEFT could not "
                 "load what was trained: write the whole model with graphgen export"
+            )
+        if twice := [name for name in self.modules if BASE in self.published[name].name]:
+            raise GraphgenError(
+                f"adapter: {twice[0]} is the last product of torch's attention, whose update PEFT "
+                "leaves out or adds twice: write the whole model with graphgen export"
             )
         groups = dict[str, list[str]]()
         for name in self.modules:

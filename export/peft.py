@@ -15,7 +15,7 @@ from graphgen.export.base_weights import SPOTS, Spots, read_spots, to_text
 from graphgen.export.partial import in_place_of
 from graphgen.files import present, read_json
 from graphgen.operands import Array
-from graphgen.passes.training.adapters import MAGNITUDE, A, B, LoRA
+from graphgen.passes.training.adapters import BASE, MAGNITUDE, A, B, LoRA, Update
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -60,9 +60,11 @@ def read_folder(folder: Path) -> Contents:
     weights, metadata = safetensors.read_headers(folder / WEIGHTS)
     for weight in weights:
         name = weight.name.removeprefix(_PREFIX)
-        kept = any(part in name for part in whole)
+        beside = BASE in name and not name.endswith((A, B, MAGNITUDE))
+        kept = beside or any(part in name for part in whole)
         size = 1 if name.endswith(".bias" if kept else MAGNITUDE) else 2
-        known = name.endswith((".weight", ".bias") if kept else (A, B, MAGNITUDE))
+        known = kept or BASE not in name  # of torch's attention, where PEFT adds the update twice
+        known &= name.endswith((".weight", ".bias") if kept else (A, B, MAGNITUDE))
         if not known or len(weight.shape) != size or not weight.dtype.is_floating_point():
             raise GraphgenError(
                 f"{folder / WEIGHTS}: {weight.name} is no matrix of a low-rank update, and no "
@@ -88,7 +90,24 @@ def read_folder(folder: Path) -> Contents:
     except (TypeError, ValueError, RecursionError) as error:
         problem = f"its metadata {SPOTS} is damaged ({error}): save the adapter again"
         raise GraphgenError(f"{folder / WEIGHTS}: {problem}") from None
+    scale = np.float32(LoRA("", rank, alpha, rank_stabilized=stabilized).scale)
+    try:
+        saved = {n.replace(BASE, "."): _whole(n, x, matrices, scale) for n, x in saved.items()}
+    except (KeyError, ValueError) as error:
+        raise GraphgenError(
+            f"{folder / WEIGHTS}: a weight {BASE[1:-1]} has no update of its size ({error}): save "
+            "the adapter again"
+        ) from None
     return Contents(matrices, rank, alpha, stabilized, dropout, saved, spots)
+
+
+def _whole(name: str, array: Array, matrices: dict[str, Array], scale: np.float32) -> Array:
+    """The weight with its update, which leaves `matrices`, where PEFT saved both, as of heads."""
+    module, _, part = name.partition(BASE)
+    if part != "weight":
+        return array
+    a, b = matrices.pop(module + A), matrices.pop(module + B)
+    return Update(a, scale * b, matrices.pop(module + MAGNITUDE, None)).of(array)
 
 
 def _settings(file: Path, config: Mapping[str, Any]) -> tuple[int, float, bool, float]:

@@ -1,6 +1,6 @@
 """Weights that a checkpoint stores as one and a model has as several: which outputs are whose."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,3 +30,15 @@ class Part(NamedTuple):
         """How many outputs there are if the part has `size` of them; 0 if it cannot."""
         units = self.groups * self.width
         return 0 if size % units else size // units * self.groups * self.of
+
+
+def parts_in(noted: Any) -> dict[str, Part]:
+    """What JSON says of parts, by module. Raises ValueError if it is damaged."""
+    found = {str(module): Part(*fields) for module, fields in dict(noted).items()}
+    for module, part in found.items():
+        name, number, of, groups, width = part
+        if type(name) is not str or any(type(n) is not int for n in part[1:]):
+            raise ValueError(f"{module} is {[*part]}")
+        if min(of, groups, width) < 1 or not 0 <= number <= of - width:
+            raise ValueError(f"{module} is part {number} of {of}")
+    return found

@@ -10,7 +10,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 import published_vision
 import pytest
-from random_checkpoints import random_checkpoint
+from random_checkpoints import CAUSAL, random_checkpoint
 from small_models import relative_rms, vary
 
 import graphgen as gg
@@ -23,7 +23,7 @@ from graphgen.export.checkpoint import Checkpoint
 from graphgen.export.peft import CONFIG, WEIGHTS, write_folder
 from graphgen.export.trained import export_trained
 from graphgen.models.published import from_folder
-from graphgen.passes.training.adapters import A, B, LoRA, adapt
+from graphgen.passes.training.adapters import A, B, LoRA, adapt, published_names
 
 RNG = np.random.default_rng(0)
 IDS, LABELS = RNG.integers(0, 11, (3, 5)), RNG.integers(0, 11, (3, 5))
@@ -601,3 +601,53 @@ def test_modules_have_the_names_that_transformers_gives_them_now(
         file.write_bytes(safetensors.to_bytes(names))
         gg.export(Adapter.load(tmp_path / "peft").merged(path), tmp_path / "again.onnx")
         assert (tmp_path / "again.onnx").read_bytes() == wanted
+
+
+@pytest.mark.parametrize("dora", [False, True])
+def test_the_weight_that_peft_saves_beside_the_update_of_a_head(tmp_path: Path, dora: bool) -> None:
+    """It does so for `lm_head`: the head's weight is then that one, with the update."""
+    path, own = saved(product_model("q.weight", "lm_head.weight"), tmp_path / "m.onnx"), "lm_head"
+    found = updates("q", own)
+    if dora:
+        sizes = {f"{name}.lora_magnitude_vector": np.ones(4, "f") for name in ("q", own)}
+        found.matrices |= sizes
+    weight = RNG.standard_normal((4, 4), np.float32)
+    config = {"r": 2, "lora_alpha": 4, "lora_dropout": 0, "use_dora": dora}
+    more = {f"{own}.base_layer.weight": weight, f"{own}.base_layer.bias": np.ones(4, "f")}
+    folder = write_folder(tmp_path / "peft", config, found.matrices | more, {})
+    read = Adapter.load(folder)
+    assert read.modules == ["q"] and [*read.saved] == ["lm_head.bias", "lm_head.weight"]
+    np.testing.assert_array_equal(read.saved["lm_head.weight"], found.updates()[own].of(weight))
+    del read.saved["lm_head.bias"]
+    merged = {n: x.const_value for n, x in read.merged(path).graph.initializers.items()}
+    both = merged[f"{own}.weight"].numpy()  # type: ignore[union-attr]
+    np.testing.assert_array_equal(both.T, read.saved["lm_head.weight"])
+    for odd in ({"x.base_layer.weight": weight}, {f"{own}.base_layer.weight": weight[:3]}):
+        folder = write_folder(tmp_path / "peft", config, found.matrices | odd, {})
+        with pytest.raises(GraphgenError, match="a weight base_layer has no update of its size"):
+            Adapter.load(folder)
+
+
+def test_the_last_product_of_torchs_attention_is_not_for_peft(tmp_path: Path) -> None:
+    """PEFT adapts the attention as one module, and 0.21 adds this update twice or never."""
+    for first in ("m.attn", "m.attn.in_proj_weight"):
+        path = saved(
+            product_model(f"{first}.weight", "m.attn.out_proj.weight"), tmp_path / "m.onnx"
+        )
+        gg.artifacts(path, tmp_path / "art", lora="out_proj:2", loss="mse")
+        found = Adapter.load(tmp_path / "art" / "checkpoint")
+        with pytest.raises(GraphgenError, match=r"out_proj is the last product of torch's attent"):
+            found.save(tmp_path / "peft")
+        assert found.merged(path)
+    one = {f"m.attn.base_layer.out_proj{p}": np.ones((2, 2), "f") for p in (A, B)}
+    config = {"r": 2, "lora_alpha": 4, "lora_dropout": 0}
+    with pytest.raises(GraphgenError, match=r"out_proj\.lora_A\.weight is no matrix"):
+        Adapter.load(write_folder(tmp_path / "peft", config, one, {}))
+
+
+def test_heads_that_are_stored_as_tables_have_names(tmp_path: Path) -> None:
+    for task, own in (("text-classification", "score"), ("text-generation", "lm_head")):
+        source = random_checkpoint(tmp_path / "source", CAUSAL["llama"], task)
+        path = gg.export(from_folder(source, task=task).model, tmp_path / "model.onnx")
+        names = published_names(gg.load(path))
+        assert [p.name for n, p in names.items() if "layers" not in n] == [own]

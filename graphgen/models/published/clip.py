@@ -145,6 +145,10 @@ FAMILIES = {
         tasks=TASKS,
         names=NAMES,
         older={r"(.*\.attention\.in_proj)_(weight|bias)": r"\1.\2"},
+        renamed={  # as PEFT has them, for which torch's attention is one module
+            r"(.*\.head\.attention)\.in_proj": r"\1",
+            r"(.*\.head\.attention)\.out_proj": r"\1.base_layer.out_proj",
+        },
         unused=UNUSED,
     )
     for kind in ("clip", "siglip")

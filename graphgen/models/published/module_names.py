@@ -6,20 +6,25 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
+from graphgen import ops
 from graphgen.graph import FORMER, PUBLISHED
 from graphgen.models.published.family import Family
-from graphgen.nn.linear import Linear
+from graphgen.nn.linear import Embedding, Linear
 from graphgen.nn.module import Module, members
+from graphgen.op import is_a
 from graphgen.parts import Part
 
 
 def module_names(family: Family, module: Module, *, body: bool) -> dict[str, Part]:
-    """What the checkpoint calls each linear layer; of the `body` alone, without the prefix."""
+    """What the checkpoint calls each linear layer and table, which a head may have for its weight.
+
+    Of the `body` alone, without the prefix.
+    """
     sources = family.sources(module)
     found = {
         path: sources[f"{path}.weight"]
         for path, item in members(module)
-        if isinstance(item, Linear)
+        if isinstance(item, Linear | Embedding)
     }
     prefix = family.prefix if body else ""
     return {
@@ -30,13 +35,18 @@ def module_names(family: Family, module: Module, *, body: bool) -> dict[str, Par
 
 
 def note_modules(family: Family, model: ir.Model, names: Mapping[str, Part]) -> None:
-    """Note these names in a model, of the modules that it has."""
-    own = {n: part for n, part in names.items() if f"{n}.weight" in model.graph.initializers}
+    """Note these names in a model, of its modules; not of tables that it takes rows of."""
+    weights = {name: model.graph.initializers.get(f"{name}.weight") for name in names}
+    own = {n: names[n] for n, w in weights.items() if w is not None and not _has_rows_taken(w)}
     now = {part.name: _now(family, part.name) for part in own.values()}
     noted = {n: [*part._replace(name=now[part.name])] for n, part in own.items()}
     model.metadata_props[PUBLISHED] = json.dumps(noted, sort_keys=True)
     if former := {new: old for old, new in now.items() if new != old}:
         model.metadata_props[FORMER] = json.dumps(former, sort_keys=True)
+
+
+def _has_rows_taken(weight: ir.Value) -> bool:
+    return any(is_a(use.node, ops.gather) for use in weight.uses())
 
 
 def _now(family: Family, name: str) -> str:

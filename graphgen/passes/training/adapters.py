@@ -20,7 +20,7 @@ from graphgen.graph import PUBLISHED, constant, produced_by
 from graphgen.match import Engine, Miss, Pass, PassReport, Rewired, Rewrite, Rule, run_passes
 from graphgen.op import Op, find_op, is_a, read_attributes
 from graphgen.operands import Array
-from graphgen.parts import Part
+from graphgen.parts import Part, parts_in
 from graphgen.passes.training.numbers import random_numbers
 from graphgen.places import block_of
 from graphgen.recognize.axes import permutation_of
@@ -33,6 +33,9 @@ ADAPTERS = r"\.lora_([AB]\.weight|magnitude_vector)$"
 """The pattern of these names."""
 
 PRODUCTS: tuple[Op, ...] = (ops.matmul, ops.gemm, ops.fused_matmul)
+BASE = ".base_layer."
+"""In PEFT's names of what is inside a module that it adapts as one."""
+
 _SPOTS = 8  # how many numbers of a weight are enough to know it again
 SAME, FEW_BITS = 0.005, 0.5
 """How far the same weights may be apart, relative: bfloat16 rounds by less than the first, and few
@@ -322,20 +325,16 @@ class Adapting:
         return m / ops.where(ops.equal(size, np.float32(0)), np.float32(1), size)
 
 
-def parts_in(noted: Any) -> dict[str, Part]:
-    """What JSON says of parts, by module. Raises ValueError if it is damaged."""
-    found = {str(module): Part(*fields) for module, fields in dict(noted).items()}
-    for module, part in found.items():
-        name, number, of, groups, width = part
-        if type(name) is not str or any(type(n) is not int for n in part[1:]):
-            raise ValueError(f"{module} is {[*part]}")
-        if min(of, groups, width) < 1 or not 0 <= number <= of - width:
-            raise ValueError(f"{module} is part {number} of {of}")
-    return found
-
-
 def published_names(model: ir.Model) -> dict[str, Part]:
-    """What the checkpoint that a model was built from calls its modules; {} if nothing says so."""
+    """What the checkpoint that a model was built from calls its modules; {} if nothing says so.
+
+    An export of torch's attention has its last product under the name that PEFT has for it.
+    """
+    if PUBLISHED not in model.metadata_props:
+        modules = {site.module for site in linears(model).values()}
+        whole = modules | {name.partition(".in_proj_")[0] for name in model.graph.initializers}
+        last = {f"{name}.out_proj": f"{name}{BASE}out_proj" for name in whole}
+        return {n: Part(last.get(n, n)) for n in modules} if modules & last.keys() else {}
     try:
         return parts_in(json.loads(model.metadata_props.get(PUBLISHED, "{}")))
     except (ValueError, TypeError, RecursionError) as error:
