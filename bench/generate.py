@@ -5,7 +5,8 @@ read a prompt, and the tokens a second behind it, of
 
 - graphgen: a folder of `graphgen build`, in float32 and with --quantize int4, calibrated with
   --text on random words that are not those of the prompts, by `gg.generate`; int8 prompts: that
-  of --prompts int8; tuned: that of --tune, on this machine; in genai: that of --layout genai, by onnxruntime-genai, as it opens any other;
+  of --prompts int8; tuned: that of --tune, on this machine; in genai: that of --layout genai, by
+  onnxruntime-genai, as it opens any other;
 - genai: what onnxruntime-genai's own builder writes, fp32 and int4; mobius: what mobius-onnx
   writes, by onnxruntime-genai; optimum: its export, by its model; torch: transformers, SDPA;
 - products: the model's products with its weights and nothing else, one row, in ONNX Runtime: as it

@@ -17,6 +17,7 @@ if not os.path.isdir(f"{_folder}/ops"):  # a clone without symbolic links, run i
 if TYPE_CHECKING:  # others import a name when it is first used: see `_Roof`
     from graphgen import nn, ops
     from graphgen.autodiff import grad
+    from graphgen.deployment import build_folder
     from graphgen.errors import GateError, GraphgenError, GraphgenWarning
     from graphgen.export.adapters import Adapter
     from graphgen.export.artifacts import artifacts
@@ -58,6 +59,7 @@ __all__ = [
     "bisect",
     "bool_",
     "build",
+    "build_folder",
     "compare",
     "diff",
     "explain",
@@ -80,6 +82,7 @@ __all__ = [
 
 _HOMES = {
     "autodiff": "grad",
+    "deployment": "build_folder",
     "errors": "GateError GraphgenError GraphgenWarning",
     "export.adapters": "Adapter",
     "export.artifacts": "artifacts",

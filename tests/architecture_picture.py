@@ -24,6 +24,7 @@ BOXES = {  # (row, first column, last column), and what is in it
     "quantize/": ((6, 1, 1), "int8, int4"),
     "laboratory/": ((6, 2, 2), "what a pass does"),
     "generation/": ((6, 3, 3), "text from decoders"),
+    "deployment/": ((7, 1, 2), "folders of checkpoints"),
     "batch/": ((7, 3, 3), "rows of a file"),
     "commands/": ((8, 0, 3), "the command line"),
 }

@@ -77,7 +77,8 @@ STANDS_ON = {
     "generation": ["export", "models"],
     "batch": ["generation"],
     "laboratory": ["export"],
-    "commands": ["batch", "train", "quantize", "laboratory"],
+    "deployment": ["quantize", "generation"],
+    "commands": ["batch", "train", "deployment", "laboratory"],
     "__main__": ["commands"],
 }
 """The rooms, and the files at the root, and what each may import, with all that that stands on.
@@ -86,9 +87,9 @@ graphgen/__init__ is the roof: it may import anything, and only `commands` may i
 """
 
 PUBLIC = set(
-    "build from_torch optimize compare diff explain bisect assert_graph export load Session "
-    "generate "
-    "artifacts Trainer TrainingSession AdamW SGD LoRA Loss Adapter grad nn ops Tensor schedule "
+    "build build_folder from_torch optimize compare diff explain bisect assert_graph export load "
+    "Session generate artifacts Trainer TrainingSession AdamW SGD LoRA Loss Adapter grad nn ops "
+    "Tensor schedule "
     "GraphgenError GraphgenWarning GateError float64 float32 float16 bfloat16 int64 int32 "
     "bool_ Group to_checkpoint".split()
 )

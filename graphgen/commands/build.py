@@ -12,6 +12,8 @@ from graphgen.commands.options import (
     FLAG,
     N,
     count,
+    print_json,
+    show,
     tokens_and_rows,
     written,
 )
@@ -66,11 +68,13 @@ def run(options: argparse.Namespace) -> None:
         for key, value in vars(options).items()
         if key.startswith(_SIZE) and value is not None
     }
-    gguf = options.name not in ARCHITECTURES and _is_gguf(options.name)
-    like = options.like is not None and not gguf
-    folder = options.name not in ARCHITECTURES and (
-        gguf or (not like and (Path(options.name).is_dir() or _is_of_hub(options.name)))
-    )
+    gguf, like, folder = False, options.like is not None, False
+    if options.name not in ARCHITECTURES:
+        from graphgen.deployment.sources import is_gguf, is_of_hub
+
+        gguf = is_gguf(options.name)
+        like = like and not gguf
+        folder = gguf or (not like and (Path(options.name).is_dir() or is_of_hub(options.name)))
     others: tuple[str, ...] = _NOT_LIKE if like else _OF_NAMES if folder else _OF_FOLDERS
     defaults = {action.dest: action.default for action in options.actions}
     if folder and options.head is not None:
@@ -83,33 +87,15 @@ def run(options: argparse.Namespace) -> None:
         raise GraphgenError(
             f"build {options.name}: --{option} has no effect when building {source}; leave it out"
         )
-    if folder:
-        options.name = str(_here(options.name))
-    if options.like is not None:
-        options.like = _here(str(options.like), weights=False)
     if not (folder or like or options.name in ARCHITECTURES):
         problem = "is neither here nor an architecture of --list; a model of the hub is OWNER/MODEL"
         if Path(options.name).is_file():
             problem = "is a file: give a folder, or for a decoder of another exporter --like DIR"
         raise GraphgenError(f"build: {options.name} {problem}{near(options.name, ARCHITECTURES)}")
-    (_build_folder if folder or like else _build_name)(options, sizes)
-
-
-def _is_of_hub(name: str) -> bool:
-    from graphgen.models.published import hub  # imports all families, which architectures need not
-
-    return hub.is_name(name)
-
-
-def _here(name: str, *, weights: bool = True) -> Path:
-    """A path, or that of what the hub has by this name."""
-    from graphgen.models.published import hub
-
-    return hub.download(name, weights=weights) if hub.is_name(name) else Path(name)
-
-
-def _is_gguf(name: str) -> bool:
-    return name.lower().endswith(".gguf") and not Path(name).is_dir()
+    if folder or like:
+        _build_folder(options)
+    else:
+        _build_name(options, sizes)
 
 
 def _build_name(options: argparse.Namespace, sizes: dict[str, Any]) -> None:
@@ -131,17 +117,25 @@ def _build_name(options: argparse.Namespace, sizes: dict[str, Any]) -> None:
     print(f"{options.output}: {parameters:,} parameters, {count_nodes(model)} nodes")
 
 
-def _build_folder(options: argparse.Namespace, _: dict[str, Any]) -> None:
+def _build_folder(options: argparse.Namespace) -> None:
     """Write a checkpoint, or an export, as a folder that clients load, and report on it."""
-    from graphgen.commands.building import Building
-    from graphgen.models.published.gguf_tokenizer import folder_of
-
-    gguf = Path(options.name) if _is_gguf(options.name) else None
-    if gguf is None or options.like is not None:
-        Building(options, Path(options.like or options.name), gguf).run()
+    given = {name: getattr(options, name) for name in _OF_FOLDERS if name not in ("json", "no_run")}
+    built = gg.build_folder(
+        options.name,
+        options.output,
+        like=options.like,
+        seed=options.seed,
+        run=not options.no_run,
+        **given,
+    )
+    if options.json:
+        print_json(built.to_json())
         return
-    with folder_of(gguf) as folder:
-        Building(options, folder, gguf).run()
+    for told in built.told():
+        if isinstance(told, str):
+            print(told)
+        else:
+            show(told)
 
 
 def _list() -> None:

@@ -166,3 +166,33 @@ def test_what_cannot_be_measured_is_told_and_nothing_is_written(folder: Path, ca
     assert main([*quantized, text]) == 2
     assert "has no tokenizer.json, which --text needs" in capsys.readouterr().err
     assert not folder.with_name("out").exists()
+
+
+def test_python_builds_the_same_folder_as_the_command(folder: Path, tmp_path: Path) -> None:
+    text = folder.with_name("text.txt")
+    out, _ = build(folder, "int4", "--text", str(text), "--kv", "int8")
+    built = gg.build_folder(folder, tmp_path / "other", quantize="int4", text=text, kv="int8")
+    files = {path.relative_to(out) for path in out.rglob("*") if path.is_file()}
+    assert files == {p.relative_to(built.output) for p in built.output.rglob("*") if p.is_file()}
+    assert all((out / name).read_bytes() == (built.output / name).read_bytes() for name in files)
+    assert (built.kind, built.parameters) == ("gpt2", 7584)
+    assert [*built.costs] == [f"{MODEL}: int8 cache"] and built.quantized[MODEL].effect is not None
+
+
+@pytest.mark.parametrize(
+    "options, told",
+    [
+        ({"dtype": "fp8"}, "dtype is 'fp8'"),
+        ({"quantize": "int4", "block_size": 48}, "block_size is 48"),
+        ({"kv": "int4"}, "kv is 'int4'"),
+        ({"tune": True, "tune_for": (0, 1)}, "tune_for is .*at least 1"),
+        ({"tune_for": (8, 1)}, "--tune-for needs --tune"),
+        ({"task": 3}, "task is 3; it must be a text or None"),
+    ],
+)
+def test_python_is_told_what_an_option_must_be(
+    folder: Path, tmp_path: Path, options: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(gg.GraphgenError, match=rf"^build.*{told}.*test_building.py"):
+        gg.build_folder(folder, tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()

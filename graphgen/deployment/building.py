@@ -1,20 +1,19 @@
-"""How `build` makes a folder of a checkpoint or an export, step by step."""
+"""How a folder is made of a checkpoint or an export, step by step."""
 
-import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 from rich.console import Console
 
-import graphgen as gg
-from graphgen.commands.options import print_json, show
-from graphgen.commands.tuning import TUNING, Decoding, Tuning
-from graphgen.errors import GraphgenError, refuse
+from graphgen.deployment.options import Options
+from graphgen.deployment.sources import is_gguf
+from graphgen.deployment.tuning import TUNING, Decoding, Tuning
+from graphgen.errors import GraphgenError
 from graphgen.export.folders import MODEL, PROMPTS, PROMPTS_KEY, write_folder, write_genai
 from graphgen.export.like import decoder_like
 from graphgen.export.precision import DTYPES
@@ -34,27 +33,78 @@ from graphgen.models.published.tokenizer_classes import class_remarks
 from graphgen.models.published.tokenizer_files import check_tokenizer, unread
 from graphgen.models.published.windows import windows
 from graphgen.nn import count_parameters
+from graphgen.passes import optimize
 from graphgen.quantize.folder import Quantized, quantized, reports
 from graphgen.quantize.kept import keep_bits
 from graphgen.quantize.prompts import LEAST
+from graphgen.version import VERSION
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _TUNED = (512, 1)
-_OF_INT8 = ("plain", "cpu", "fp32")
+
+
+@dataclass
+class Built:
+    """What a folder was built of, and what there is to tell of it."""
+
+    output: Path
+    kind: str
+    """The model_type, or the name of an export."""
+    parameters: int
+    nodes: int
+    """Of all graphs but that for prompts."""
+    remarks: list[str]
+    quantized: dict[str, Quantized] = field(repr=False)
+    """By graph: its layers in few bits, and what they cost."""
+    costs: dict[str, Quality] = field(repr=False)
+    """By graph and change: the cost on a third of the text, or on random tokens."""
+    tuning: Tuning | None = field(repr=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data, for docs/build.schema.json."""
+        return {
+            "output": str(self.output),
+            "kind": self.kind,
+            "nodes": self.nodes,
+            "graphgen": VERSION,
+            "parameters": self.parameters,
+            "remarks": self.remarks,
+            "costs": {name: asdict(cost) for name, cost in self.costs.items()},
+            "tuning": self.tuning.to_json() if self.tuning else None,
+        }
+
+    def told(self) -> "Iterator[Table | str]":
+        """The same for people, as tables and lines."""
+        for name, one in self.quantized.items():
+            if name != PROMPTS:  # a line says enough of the same layers in more bits
+                yield one.report.table()
+                yield from one.remarks(name)
+        yield from (f"{name}: {cost}" for name, cost in self.costs.items())
+        if self.tuning is not None:
+            yield from self.tuning.told()
+        yield from self.remarks
+        yield f"{self.output}: {self.kind}, {self.parameters:,} parameters, {self.nodes} nodes"
 
 
 class Building:
     """One folder as it is built: each step changes its graphs, or adds to what is told of them.
 
-    `folder` has the configuration and the tokenizer of what `options` name; `gguf` is the file of
-    the weights, if it is one of GGUF.
+    `source` has the weights, or is an export. `folder` has the configuration and the tokenizer;
+    with `like`, it is another's.
     """
 
-    def __init__(self, options: argparse.Namespace, folder: Path, gguf: Path | None) -> None:
-        _check(options, folder)
-        self._options, self._folder, self._gguf = options, folder, gguf
+    def __init__(
+        self, options: Options, source: Path, output: Path, folder: Path, *, like: bool
+    ) -> None:
+        options.check(folder)
+        self._options, self._path, self._output, self._folder = options, source, output, folder
+        self._gguf = source if is_gguf(str(source)) else None
+        self._differs = like and self._gguf is not None
         self._head = None if options.head is None else Head.read(options.head)
-        export = options.like is not None and gguf is None
-        self._source = _of_export(options) if export else self._of_checkpoint()
+        export = like and self._gguf is None
+        self._source = _of_export(source, folder) if export else self._of_checkpoint()
         self._examine()
         self._tokens = windows(folder, options.text)  # (N, T); none without a text
         self._context = context(folder)
@@ -63,7 +113,7 @@ class Building:
         self._quantized: dict[str, Quantized] = {}
         self._costs: dict[str, Quality] = {}
 
-    def run(self) -> None:
+    def run(self) -> Built:
         """Build the folder, and report on it."""
         self._optimize()
         self._quantize()
@@ -76,7 +126,17 @@ class Building:
         if len(self._tokens) and not measured:
             raise GraphgenError(f"build: {self._source.kind} reads more than text; omit --text")
         self._write()
-        self._report()
+        graphs = [model for name, model in self._graphs.items() if name != PROMPTS]
+        return Built(
+            output=self._output,
+            kind=self._source.kind,
+            parameters=self._source.parameters,
+            nodes=sum(map(count_nodes, graphs)),
+            remarks=self._source.remarks,
+            quantized=self._quantized,
+            costs=self._costs,
+            tuning=self._tuning,
+        )
 
     def _of_checkpoint(self) -> "_Source":
         options = self._options
@@ -92,12 +152,12 @@ class Building:
         if found.few_bits and (options.quantize is not None or options.dtype != "fp32"):
             name = "--dtype" if options.quantize is None else "--quantize"
             problem = f"weights of the checkpoint are in few bits ({found.few_bits})"
-            raise GraphgenError(f"build {options.name}: {problem}: leave out {name}")
+            raise GraphgenError(f"build {self._path}: {problem}: leave out {name}")
         remarks = [*found.remarks]
         if ignored := found.config.ignored:
             fields = ", ".join(ignored)
             remarks.append(f"{found.config.where}: {fields} without effect on the results: ignored")
-        if self._gguf is not None and options.like is not None:
+        if self._gguf is not None and self._differs:
             remarks += differences(open_gguf(self._gguf), self._folder)
         if found.fresh is not None:
             remarks.append(found.fresh.line())
@@ -134,21 +194,20 @@ class Building:
         target: Any = "cpu" if later else self._options.target
         for name, model in self._source.models.items():
             path = str(Path(MODEL).with_name(name))
-            self._graphs[path] = gg.optimize(model, target=target).model
+            self._graphs[path] = optimize(model, target=target).model
 
     def _quantize(self) -> None:
         options = self._options
         if self._tuning is not None:
             self._decoding("build --tune")  # or an error, before all work
-            if options.quantize in ("int4", "weights8"):
-                self._tuning.blocks(options, self._graphs[MODEL])
+            self._tuning.blocks(options, self._graphs[MODEL])
         if options.quantize is None:
             return
         how: dict[str, Any] = {
             "target": options.target,
             "block_size": options.block_size,
             "full_range": options.full_range,
-            "run": not options.no_run,
+            "run": options.run,
             "verify": options.verify,
             "stop_after": options.stop_after,
             "progress": Console(stderr=True).is_terminal,
@@ -217,42 +276,13 @@ class Building:
         return texts
 
     def _write(self) -> None:
-        folder, output, texts = self._folder, self._options.output, self._texts()
+        folder, output, texts = self._folder, self._output, self._texts()
         if self._options.layout == "genai":
             [only] = self._graphs.values()
             target = self._options.target
             write_genai(folder, output, only, read_fields(folder), texts, target=target)
         else:
             write_folder(folder, output, self._graphs, texts)
-
-    def _report(self) -> None:
-        output, source, tuning = self._options.output, self._source, self._tuning
-        nodes = sum(count_nodes(model) for name, model in self._graphs.items() if name != PROMPTS)
-        if self._options.json:
-            print_json(
-                {
-                    "output": str(output),
-                    "kind": source.kind,
-                    "nodes": nodes,
-                    "graphgen": gg.__version__,
-                    "parameters": source.parameters,
-                    "remarks": source.remarks,
-                    "costs": {name: asdict(cost) for name, cost in self._costs.items()},
-                    "tuning": tuning.to_json() if tuning else None,
-                }
-            )
-            return
-        for name, one in self._quantized.items():
-            if name != PROMPTS:  # a line says enough of the same layers in more bits
-                show(one.report.table())
-                print(*one.remarks(name), sep="\n")
-        for name, cost in self._costs.items():
-            print(f"{name}: {cost}")
-        if tuning is not None:
-            tuning.print()
-        for line in source.remarks:
-            print(line)
-        print(f"{output}: {source.kind}, {source.parameters:,} parameters, {nodes} nodes")
 
 
 @dataclass
@@ -267,58 +297,9 @@ class _Source:
     fields: dict[str, Any] = field(default_factory=dict)  # of config.json, if they are others
 
 
-def _of_export(options: argparse.Namespace) -> _Source:
-    found, name = decoder_like(Path(options.name), options.like), Path(options.name).name
+def _of_export(path: Path, like: Path) -> _Source:
+    found = decoder_like(path, like)
     weights = parameters(found.model.graph).values()
     count = sum(prod(value.shape.numpy()) for value in weights if value.shape is not None)
-    return _Source(name, {"model.onnx": found.model}, count, [f"{name}: {found.line()}"])
-
-
-def _check(options: argparse.Namespace, folder: Path) -> None:
-    """Raise GraphgenError where an option lacks another one, or contradicts it."""
-    scheme = options.quantize
-    layout, target, dtype = _OF_INT8
-    plain = (options.layout, options.target, options.dtype) == _OF_INT8
-    only = f"is for --layout {layout}, --target {target} and --dtype {dtype} only"
-    of_int8 = {
-        f"--kv {options.kv}": options.kv,
-        f"--prompts {options.prompts}": options.prompts,
-        "--tune": options.tune,
-    }
-    refuse(
-        "build",
-        {
-            "--text needs --quantize or --kv int8; add that option": options.text is not None
-            and not (scheme or options.kv == "int8" or options.tune),
-            **{
-                f"{name} {only}; leave out other options": bool(value) and not plain
-                for name, value in of_int8.items()
-            },
-            "--tune-for needs --tune; add that option": options.tune_for is not None
-            and not options.tune,
-            "--accuracy-level needs --quantize int4; add that option": scheme != "int4"
-            and options.accuracy_level is not None,
-            f"--prompts {options.prompts} is for weights of four bits, and --quantize is {scheme}; "
-            "choose int4": options.prompts == "int8" and scheme not in (None, "int4"),
-            "--full-range needs --quantize int8; add that option": options.full_range
-            and scheme != "int8",
-            "--no-run needs --quantize int8 or weights8; add that option": options.no_run
-            and scheme not in ("int8", "weights8"),
-            "--verify needs --quantize; add that option": options.verify and scheme is None,
-            "--stop-after needs --quantize; add that option": options.stop_after is not None
-            and scheme is None,
-            "--text runs the model; leave out --no-run": options.no_run
-            and options.text is not None,
-        },
-    )
-    with_dtype = f"build {folder} --dtype {options.dtype}"
-    refuse(
-        f"{with_dtype} --target {options.target}",
-        {
-            "onnxruntime on the CPU has no bf16 kernels: choose fp16 or fp32, or --target cuda": (
-                options.dtype == "bf16" and options.target != "cuda"
-            )
-        },
-    )
-    problem = f"--quantize {scheme} reads float32 weights: leave out --dtype"
-    refuse(with_dtype, {problem: scheme is not None and options.dtype != "fp32"})
+    remark = f"{path.name}: {found.line()}"
+    return _Source(path.name, {"model.onnx": found.model}, count, [remark])

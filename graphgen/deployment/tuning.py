@@ -1,15 +1,17 @@
 """What `build` adds to a decoder by measuring or on request: a cache of int8, prompts in int8."""
 
-import argparse
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphgen.commands.options import show
+from graphgen.deployment.options import Options
 from graphgen.errors import GraphgenError
 from graphgen.measure.choices import Choice
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 TUNING = "tuning.json"
 """The file of a folder that says what was measured, on which machine, and what was picked."""
@@ -84,20 +86,25 @@ class Tuning:
         with console.status(f"measuring {what}"):
             yield
 
-    def blocks(self, options: argparse.Namespace, model: Any) -> None:
-        """Pick what is left open of the blocks of `--quantize`."""
+    def blocks(self, options: Options, model: Any) -> None:
+        """Pick what is left open of the blocks of `--quantize`, if it has any."""
         from graphgen.quantize.tuning import tune_blocks
 
-        how = {
-            "sizes": [options.block_size] if options.block_size else (),
-            "levels": [options.accuracy_level] if options.accuracy_level is not None else (),
-        }
+        scheme, level = options.quantize, options.accuracy_level
+        if scheme is None or scheme == "int8":
+            return
         with self.measuring("products"):
-            found, named = tune_blocks(model, options.quantize, batch=self.batch, **how)
+            found, named = tune_blocks(
+                model,
+                scheme,
+                batch=self.batch,
+                sizes=[options.block_size] if options.block_size else [],
+                levels=[] if level is None else [level],
+            )
         options.block_size, level = named[found.picked]
         self.choices.append(found)
         self.picks["block_size"] = options.block_size
-        if options.quantize == "int4":
+        if scheme == "int4":
             self.picks["accuracy_level"] = options.accuracy_level = level
 
     def cache(self, decoding: Decoding) -> Any:
@@ -154,8 +161,8 @@ class Tuning:
             "choices": [choice.to_json() for choice in self.choices],
         }
 
-    def print(self) -> None:
-        """A table of all that was measured, and why something was picked."""
+    def told(self) -> "Iterator[Table | str]":
+        """A table of all that was measured, why something was picked, and further lines."""
         from rich.table import Table
 
         about = f"a prompt of {self.prompt:,} tokens, rows: {self.batch}"
@@ -168,12 +175,11 @@ class Tuning:
                 picked = "picked: " + choice.why if way.name == choice.picked else ""
                 cells = (f"{choice.rows:,}", way.name, f"{way.ms:.4g}", f"{way.times:.2f}")
                 table.add_row(choice.what, *cells, error, picked)
-        show(table)
-        for note in self.notes:
-            print(note)
+        yield table
+        yield from self.notes
         worst = max((choice.disturbed for choice in self.choices), default=1.0)
         if worst > 1.5:
-            print(
+            yield (
                 f"times varied by a factor of {worst:.1f}: other programs ran; to be sure, build "
                 "again on an idle machine"
             )
