@@ -112,6 +112,29 @@ def test_what_a_file_says_is_compared_with_the_configuration(tmp_path: Path) -> 
         config_fields(file._replace(fields=short))
 
 
+@pytest.mark.parametrize(
+    ("field", "told"),
+    [
+        ("rope_theta", "llama.rope.freq_base is 500000.0, but config.json, which lacks it, means "),
+        ("rms_norm_eps", "llama.attention.layer_norm_rms_epsilon is 0.001, but config.json, which"),
+    ],
+)
+def test_what_a_configuration_lacks_is_compared_by_what_that_means(
+    field: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights of the same shapes, but another model: nothing told them apart."""
+    folder, other = random_checkpoint(tmp_path / "a", given("llama")), {"rope_theta": 5e5}
+    weights = {w.name: w.read() for w in read_header(folder / "model.safetensors")}
+    other = {"rope_parameters": other} if field in other else {"rms_norm_eps": 1e-3}
+    write_gguf(tmp_path / "model.gguf", given("llama") | other, weights)
+    monkeypatch.chdir(folder)
+    with pytest.raises(GraphgenError) as caught:
+        from_folder(Path(), gguf=tmp_path / "model.gguf")
+    assert told in str(caught.value)
+    (folder / "config.json").write_text(json.dumps(given("llama") | other))
+    assert from_folder(folder, gguf=tmp_path / "model.gguf").few_bits == ""
+
+
 def test_rows_of_groups_and_of_heads_have_to_fit(tmp_path: Path) -> None:
     for which, part in (("falcon, new", "attn_qkv"), ("stablelm, parallel", "attn_q_norm")):
         wanted = given(which)

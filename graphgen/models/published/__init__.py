@@ -19,7 +19,7 @@ from graphgen.models.published.families import FAMILIES as FAMILIES, find_family
 from graphgen.models.published.family import Family
 from graphgen.models.published.fresh import Fresh, Head
 from graphgen.models.published.gguf import gguf_in, open_gguf
-from graphgen.models.published.gguf_names import read_gguf
+from graphgen.models.published.gguf_fields import check_absent
 from graphgen.models.published.heads import Vectors
 from graphgen.models.published.language_model import PART_OF, language_only
 from graphgen.models.published.module_names import module_names, note_modules
@@ -115,6 +115,8 @@ def from_folder(
     config.stored = frozenset(stored)
     module = family.tasks[task](config)
     config.finish()
+    if gguf is not None:
+        check_absent(open_gguf(gguf), config)
     fresh = None if head is None else _fresh(head, family, config, module, task, seed)
     try:
         weights = family.weights(module, stored, dtype, str(folder), fresh)

@@ -25,8 +25,7 @@ _WITHOUT_EFFECT = re.compile(
     r"keys_to_ignore_at_inference|gradient_checkpointing|is_encoder_decoder|torchscript|tpu_\w+|"
     r"initializer_\w+|\w*init_std|\w*dropout\w*|\w+_pdrop|\w*layerdrop|classifier_drop\w*|"
     r"pretraining_tp|use_bfloat16|summary_\w+|pruned_heads|auto_map|quantization_config_\w+|"
-    # Heads that no task has.
-    r"pooler_\w+|encoder_stride|"
+    r"pooler_\w+|encoder_stride|"  # heads that no task has
     # How to generate; generation_config.json says it too.
     r"max_length|min_length|do_sample|early_stopping|num_beams|num_beam_groups|diversity_penalty|"
     r"temperature|top_k|top_p|typical_p|repetition_penalty|length_penalty|no_repeat_ngram_size|"
@@ -62,17 +61,16 @@ ACTIVATIONS: dict[str, Activation] = {
 class Config:
     """The fields of a config.json, taken one by one; `finish` refuses the ones that nobody took.
 
-    A field that is null counts as absent, unless it is `optional`. `stored` holds the names of the
-    checkpoint's weights, for what no field says. Errors name the file and the field, what it is and
-    what it must be.
+    A field that is null counts as absent, unless it is `optional`; `absent` holds what those taken
+    mean. `stored` holds the names of the checkpoint's weights, for what no field says. Errors name
+    the file and the field, what it is and what it must be.
     """
 
     def __init__(self, fields: dict[str, Any], where: str = "config.json"):
         self._fields = {key: value for key, value in fields.items() if value is not None}
         self._null = fields.keys() - self._fields.keys()
-        self._taken: set[str] = set()
-        self.parts: dict[str, Config] = {}
-        self.ignored: list[str] = []
+        self._taken, self.ignored = set[str](), list[str]()
+        self.parts, self.absent = dict[str, Config](), dict[str, list[Any]]()
         self.stored: frozenset[str] = frozenset()
         self.where, self.model_type = where, "model"
         self.model_type = self.take("model_type", str)
@@ -97,6 +95,8 @@ class Config:
         Sizes (int) are from 1 to 2^24, layers at most 1000; tokens and what norms add, from 0 on.
         """
         value: Any = self.raw(name, default)
+        if name not in self._fields:
+            self.absent.setdefault(name, []).append(value)
         if value is None:
             raise GraphgenError(f"{self.where}: the field {name!r} is missing")
         whole = type(value) is int and abs(value) <= _LARGEST

@@ -3,20 +3,19 @@
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from graphgen.errors import GraphgenError
 from graphgen.models.published.config import Config
 from graphgen.models.published.gguf import Gguf
 from graphgen.models.published.gguf_architecture import HEADS, Architecture
 from graphgen.models.published.gguf_architectures import ARCHITECTURES
+from graphgen.models.published.gguf_fields import compare, said_by
 from graphgen.models.published.gguf_rope import (
     FACTORS,
     LONG,
-    SCALING,
     check_factors,
     check_scaling,
-    close,
     scaled,
     scaling_of,
 )
@@ -24,9 +23,6 @@ from graphgen.models.published.gguf_tensors import FewTensor, FloatTensor
 from graphgen.safetensors import Weight
 
 _TABLE = "token_embd.weight"
-_SIZES = ("block_count", "embedding_length", HEADS)
-_MAY_DIFFER = ("max_position_embeddings", "n_positions", "vocab_size")
-"""Tables may be longer than what is used."""
 
 
 def read_gguf(file: Gguf, config: Config) -> dict[str, Weight]:
@@ -43,17 +39,10 @@ def read_gguf(file: Gguf, config: Config) -> dict[str, Weight]:
         own = f"{fields.get('general.architecture')!r:.40}"
         problem = f"is for {own}, {config.where} for {arch.name!r}"
         raise GraphgenError(f"{path} {problem}: they are of different models")
-    said = _said(file, arch)
+    said = said_by(file, arch)
     rope = config.given("rope_parameters")
-    for name, value in said.fields.items():
-        wanted = config.given(name)
-        if wanted is None and isinstance(rope, dict):
-            wanted = rope.get(name)
-        differ = None not in (value, wanted) and not close(value, wanted)
-        if differ and name not in _MAY_DIFFER and name not in arch.lacks:
-            own = f"{arch.name}.{said.names[name]} is" if name in said.names else f"has {name}"
-            problem = f"{own} {value!r:.40}, but {config.where} has {name} {wanted!r:.40}"
-            raise GraphgenError(f"{path}: {problem}: they are of different models")
+    given = {**(rope if isinstance(rope, dict) else {}), **config.fields}
+    compare(file, arch, said, given, f"{config.where} has")
     check_scaling(file, scaling_of(file, said.scaling), config)
     found = dict[str, Weight]()
     for name, weight in file.tensors.items():
@@ -70,47 +59,6 @@ def read_gguf(file: Gguf, config: Config) -> dict[str, Weight]:
         for each in _rows_of(made, f"{own_name}.{last}"):
             found[each.name] = each
     return found
-
-
-class _Said(NamedTuple):
-    """What a file says, by the configuration's names; and those of its own fields.
-
-    `scaling` are its fields of stretched positions, and `unknown` those that have no meaning here.
-    """
-
-    fields: dict[str, Any]
-    names: dict[str, str]
-    scaling: dict[str, Any]
-    unknown: dict[str, Any]
-
-
-def _said(file: Gguf, arch: Architecture) -> _Said:
-    """Raises GraphgenError for fields that are missing, no numbers, or contradict each other."""
-    prefix, nothing = f"{arch.name}.", {f"{SCALING}type": "none", "expert_count": 0}
-    own = {n.removeprefix(prefix): x for n, x in file.fields.items() if n.startswith(prefix)}
-    own = {n: x for n, x in own.items() if n not in nothing or x != nothing[n]}
-    for name in dict.fromkeys([*arch.needed, *arch.fields]):
-        value: Any = own.get(name)
-        if value is None and name not in arch.needed:
-            continue
-        given = "is missing" if value is None else f"is {value!r:.40}"
-        if not isinstance(value, int | float) or (name in _SIZES and value < 1):
-            problem = f"the field {prefix}{name} {given}"
-            raise GraphgenError(f"{file.path}: {problem}; download it again, or convert it again")
-    try:
-        found, names = arch.derive(own, file.tensors), dict[str, str]()
-    except ArithmeticError:  # more heads than features
-        sizes = f"{own[HEADS]} heads of {own['embedding_length']} features"
-        raise GraphgenError(f"{file.path} is of {sizes}; download it again") from None
-    scaling = {n: own.pop(n) for n in [*own] if n.startswith(SCALING)}
-    for name, field in arch.fields.items():
-        if (value := own.pop(name, None)) is None:
-            continue
-        if not close(found.setdefault(field, value), value):
-            problem = f"{prefix}{name} is {value!r:.40}, not {found[field]}"
-            raise GraphgenError(f"{file.path}: {problem}")
-        names[field] = name
-    return _Said(found, names, scaling, own)
 
 
 def _layer(file: Gguf, arch: Architecture) -> dict[str, str]:
@@ -166,7 +114,7 @@ def config_fields(file: Gguf) -> dict[str, Any]:
     arch, table = ARCHITECTURES[kind], file.tensors.get(_TABLE)
     if table is None:
         raise GraphgenError(f"{file.path} has no {_TABLE}: it is not a whole model")
-    said = _said(file, arch)
+    said = said_by(file, arch)
     for field, value in said.unknown.items():
         raise GraphgenError(
             f"{file.path}: the field {name}.{field} ({value!r:.40}) is not supported; give "
