@@ -170,7 +170,7 @@ def add_options(add: Callable[..., Any]) -> None:
     add("--chat", action="append", type=Path, metavar="FILE.json", help=chat)
     wav = "a WAV file to hear, for a model of sound; can be repeated"
     add("--audio", action="append", type=Path, metavar="FILE.wav", help=wav)
-    add("--language", help="of the sound, such as en; by default the model detects it")
+    add("--language", help="of the sound, such as fr or French; by default the model detects it")
     add("--translate", help="translate the sound into English", **FLAG)
     add("--timestamps", help="print when each part of a sound is said", **FLAG)
     add_sampling(add)

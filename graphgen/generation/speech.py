@@ -11,6 +11,7 @@ import numpy as np
 from graphgen.errors import GraphgenError, near, user_line
 from graphgen.files import regular
 from graphgen.generation.config import fields_of_generation, read_fields
+from graphgen.generation.languages import token_of
 from graphgen.generation.timestamps import Timestamps
 from graphgen.models.published.config import Config
 from graphgen.models.published.folder import preprocessor
@@ -174,7 +175,7 @@ def first_tokens(
     known, tasks = (_tokens(file, fields, name) for name in ("lang_to_id", "task_to_id"))
     rows: list[list[int | None]] = [named]
     if language:
-        rows = [[_chosen(file, "language", f"<|{language.strip('<|>')}|>", known), *named[1:]]]
+        rows = [[_chosen(file, "language", token_of(language), known), *named[1:]]]
         task = task or ("transcribe" if tasks else None)
     elif known and (not named or named[0] is None):
         rows = [[token, *named[1:]] for token in detect([*known.values()])]

@@ -27,6 +27,7 @@ from graphgen.commands import main
 from graphgen.errors import GraphgenError
 from graphgen.export.folders import write_folder
 from graphgen.generation import Generator
+from graphgen.generation.languages import token_of
 from graphgen.generation.speech import Ears, first_tokens, samples
 from graphgen.generation.timestamps import Timestamps
 from graphgen.models.published import FAMILIES, from_folder
@@ -341,6 +342,16 @@ def test_first_tokens_without_languages(tmp_path: Path) -> None:
     assert first_tokens(tmp_path, 3, language="", **how) == [[3, 59]]
     with pytest.raises(GraphgenError, match=r"no language <\|en\|>; there are none"):
         first_tokens(tmp_path, 3, language="en", **how)
+
+
+@pytest.mark.parametrize("language", ["fr", "FR", "<|fr|>", "French", "french"])
+def test_a_language_has_a_name_and_a_code(language: str, tmp_path: Path) -> None:
+    how: dict[str, Any] = {"translate": False, "timestamps": False, "detect": None}
+    for given, fields in ((language, GENERATION), ("", GENERATION | {"language": language})):
+        (tmp_path / "generation_config.json").write_text(json.dumps(fields))
+        [row] = first_tokens(tmp_path, 3, language=given, **how)
+        assert row[:2] == [3, GENERATION["lang_to_id"]["<|fr|>"]]
+    assert token_of("Haitian Creole") == "<|ht|>" and token_of("Klingon") == "<|klingon|>"
 
 
 def test_published_fields_are_known() -> None:

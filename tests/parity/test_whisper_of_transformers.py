@@ -12,6 +12,7 @@ from published_speech import FIELDS, GENERATION, PREPROCESSOR, sounds, weight
 import graphgen as gg
 from graphgen.export.folders import write_folder
 from graphgen.generation import Generator
+from graphgen.generation.languages import token_of
 from graphgen.generation.speech import Ears
 from graphgen.generation.timestamps import Timestamps
 from graphgen.models.published import from_folder
@@ -154,6 +155,13 @@ def test_tokens(which: str, tmp_path: Path) -> None:
         row = row[row.index(tokens[0]) :] if len(row) > len(tokens) else row
         assert tokens == row[: len(tokens)]
         assert set(row[len(tokens) :]) <= {1, 2}
+
+
+def test_names_of_languages() -> None:
+    from transformers.models.whisper import tokenization_whisper as theirs
+
+    for name, code in theirs.TO_LANGUAGE_CODE.items():
+        assert token_of(name.title()) == token_of(code.upper()) == f"<|{code}|>"
 
 
 SPOKEN: dict[str, Any] = {
