@@ -295,6 +295,35 @@ def test_a_normalize_of_something_else_is_refused(field: str, tmp_path: Path) ->
         from_folder(folder)
 
 
+@pytest.mark.parametrize(
+    ("listed", "told"),
+    [
+        ([("base.modules.router.Router", "")], "the modules Router are not supported"),
+        ([("models.StaticEmbedding", "")], "the modules StaticEmbedding are not supported"),
+        ([("models.Transformer", "0_Transformer"), ("models.Pooling", "1_Pooling")], "in this fo"),
+        (
+            [("models.Transformer", ""), ("models.Pooling", "1"), ("models.Normalize", "")],
+            "'' is not the name of a folder",
+        ),
+    ],
+)
+def test_modules_are_refused_by_name_where_a_folder_has_no_configuration(
+    listed: Any, told: str, tmp_path: Path
+) -> None:
+    entries = [{"type": f"sentence_transformers.{kind}", "path": path} for kind, path in listed]
+    (tmp_path / "modules.json").write_text(json.dumps(entries))
+    with pytest.raises(gg.GraphgenError, match=r"modules\.json.* " + told):
+        from_folder(tmp_path)
+
+
+def test_who_writes_the_weights_of_a_stage(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path, published_encoders, "mpnet", "Dense")
+    write_part(folder / "2_Dense", DENSE)
+    (folder / "2_Dense" / "pytorch_model.bin").touch()
+    with pytest.raises(gg.GraphgenError, match=r"SentenceTransformer\(DIR\)\.save\(DIR2\), where"):
+        from_folder(folder)
+
+
 def test_a_prompt_that_is_not_pooled_needs_its_length(tmp_path: Path) -> None:
     """Texts without a prompt are pooled whole either way."""
     given = {"pooling_mode": "mean", "include_prompt": False}

@@ -33,9 +33,38 @@ def sentence_head(
 
     Raises a GraphgenError that names an unknown module or way of pooling.
     """
+    entries = modules_of(folder)
+    if not entries:
+        return None
+    _check_notes(folder)
+    poolings = _poolings(folder, folder / entries[1][1] / "config.json", features)
+    size, weights = features * len(poolings), dict[str, ir.TensorProtocol]()
+    stages = list[Stage]()
+    for kind, name in entries[2:]:
+        where, plain = folder / name, kind == "Normalize"
+        file = where / "config.json"
+        fields = {} if plain and not present(file) else read_json(file)  # older ones have none
+        config = _config(file, kind, fields)
+        stage = STAGES[kind](config, size)
+        config.finish()
+        if not plain:
+            writer = "SentenceTransformer(DIR).save(DIR2)"
+            stored, family = read_weights(where, writer), Family(tasks={}, names={})
+            known = family.weights(stage, stored, dtype, str(where))
+            weights |= {f"head.stages.{len(stages)}.{n}": array for n, array in known.items()}
+        size = stage.features
+        stages.append(stage)
+    return SentenceVectors(poolings, stages, _kept(folder)), weights
+
+
+def modules_of(folder: Path) -> list[tuple[str, str]]:
+    """The kinds of modules in modules.json and their folders; none without such a file.
+
+    Raises a GraphgenError that names those that are not built.
+    """
     path = folder / "modules.json"
     if not present(path):
-        return None
+        return []
     listed = read_json(path, list)
     try:
         types = [str(e["type"]) for e in listed]
@@ -61,26 +90,9 @@ def sentence_head(
             f"{', '.join(STAGES)}, and the first in this folder"
         )
     for _, name in entries[1:]:
-        if Path(name).name != name:
+        if not name or Path(name).name != name:
             raise GraphgenError(f"{path}: {name!r} is not the name of a folder next to it")
-    _check_notes(folder)
-    poolings = _poolings(folder, folder / entries[1][1] / "config.json", features)
-    size, weights = features * len(poolings), dict[str, ir.TensorProtocol]()
-    stages = list[Stage]()
-    for kind, name in entries[2:]:
-        where, plain = folder / name, kind == "Normalize"
-        file = where / "config.json"
-        fields = {} if plain and not present(file) else read_json(file)  # older ones have none
-        config = _config(file, kind, fields)
-        stage = STAGES[kind](config, size)
-        config.finish()
-        if not plain:
-            stored, family = read_weights(where), Family(tasks={}, names={})
-            known = family.weights(stage, stored, dtype, str(where))
-            weights |= {f"head.stages.{len(stages)}.{n}": array for n, array in known.items()}
-        size = stage.features
-        stages.append(stage)
-    return SentenceVectors(poolings, stages, _kept(folder)), weights
+    return entries
 
 
 def _check_notes(folder: Path) -> None:

@@ -10,6 +10,7 @@ from graphgen.models.published.gguf_names import read_gguf
 from graphgen.models.published.language_model import PART_OF, language_only
 from graphgen.models.published.packed import FewBits, unpacked_names
 from graphgen.models.published.packing import packing_of
+from graphgen.models.published.sentence import modules_of
 from graphgen.models.published.weights import read_weights
 from graphgen.safetensors import Weight
 
@@ -18,6 +19,7 @@ def check_files(folder: Path) -> None:
     """Raise GraphgenError where there is no checkpoint, or an adapter that would be left out."""
     adapter = present(folder / "adapter_config.json")
     if not present(folder / "config.json"):
+        modules_of(folder)  # an error tells which part of sentence-transformers there is instead
         mend = "build its base, and give this one with --adapter" if adapter else ""
         raise GraphgenError(
             f"{folder} has no config.json; {mend or 'give the folder of a checkpoint'}"

@@ -67,12 +67,14 @@ _WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 """Names that torch puts into those of a module's weights: compiled, sharded, recomputed."""
 
 
-def read_weights(folder: Path) -> dict[str, Weight]:
+def read_weights(
+    folder: Path, writer: str = "from_pretrained and save_pretrained of transformers"
+) -> dict[str, Weight]:
     """The tensors of a folder by name, without what torch has wrapped their modules in.
 
-    Raises GraphgenError as `_stored` does.
+    `writer` makes them of files that can run code. Raises GraphgenError as `_stored` does.
     """
-    stored = _stored(folder)
+    stored = _stored(folder, writer)
     parallel = all(name.startswith("module.") for name in stored)
     found = {
         ".".join(part for part in name.split(".")[parallel:] if part not in _WRAPPERS): weight
@@ -81,7 +83,7 @@ def read_weights(folder: Path) -> dict[str, Weight]:
     return found if len(found) == len(stored) else stored
 
 
-def _stored(folder: Path) -> dict[str, Weight]:
+def _stored(folder: Path, writer: str) -> dict[str, Weight]:
     """The tensors of model.safetensors, or of all files of its index, by name.
 
     Raises GraphgenError if there is neither, if a file is truncated or damaged, if a shard is
@@ -95,10 +97,7 @@ def _stored(folder: Path) -> dict[str, Weight]:
         if any(name.endswith(".safetensors") for name in others):
             mend = "give the one of this model that name"
         elif others:
-            mend = (
-                "reading them can run code: from_pretrained and save_pretrained of transformers, "
-                f"where you trust them, write {SINGLE}"
-            )
+            mend = f"reading them can run code: {writer}, where you trust them, write {SINGLE}"
         have = f", but {_shortened(others)}" if others else ""
         raise GraphgenError(f"{folder} has no {SINGLE} and no {INDEX}{have}: {mend}")
     listed = read_json(folder / INDEX).get("weight_map")
