@@ -157,3 +157,23 @@ def test_ties_go_to_the_least_error_and_costs_have_to_pay(monkeypatch: pytest.Mo
         found = choose("products", 1, runs, worth=worth)
         assert found.picked == picked, times
         assert [way.name for way in found.ways] == ["a", "b", "c"]
+
+
+@pytest.mark.skipif(OLD, reason="onnxruntime below 1.27 reads no cache of int8")
+def test_prompts_are_measured_whole(
+    folder: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a prompt that it has just read, a decoder would read the end alone."""
+    clock = Clock([[2, 1.01, 1, 3, 9, 9, 9, 9], [2, 1]])
+    monkeypatch.setattr("graphgen.measure.choices.measure", clock)
+    read, start = list[tuple[int, int]](), InPlace.start
+
+    def counted(decoder: InPlace, rows: Any, *more: Any, **options: Any) -> Any:
+        logits = start(decoder, rows, *more, **options)
+        read.append((len(rows[0]), decoder.shared))
+        return logits
+
+    monkeypatch.setattr(InPlace, "start", counted)
+    built(folder, tmp_path / "out", capsys)
+    assert [length for length, _ in read].count(48) >= 4
+    assert not any(shared for _, shared in read)
