@@ -3,8 +3,9 @@
 import itertools
 import math
 import re
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from functools import lru_cache, reduce
 from typing import Any
 
 import onnx_ir as ir
@@ -117,11 +118,46 @@ class FileSizes(ShapeInferenceContext):
         if (bound is not None and bound >= least - number) or smallest(str(size)) >= least:
             return True
         wanted, bound = _inside(rest, least - number) or (rest, least - number)
-        if wanted != rest and self.least.get(wanted, 0) >= bound:
+        if self._smallest(rest) >= least - number:
             return True
         if later:
             self.asked[wanted] = min(bound, self.asked.get(wanted, bound))
         return False
+
+    def _smallest(self, size: str) -> float:
+        """A number that a size is never below in a run; -inf if unknown."""
+        expression = None if _UNKNOWN.search(size) else tree(size)
+        return -math.inf if expression is None else _limits(expression, self.least)[0]
+
+
+_UNKNOWN = re.compile(r"\bNone\b|\b_element_")
+
+
+def _limits(expression: Any, least: Mapping[str, int]) -> tuple[float, float]:
+    """The least and the largest that an expression of sizes can be, of which some have a least."""
+    if expression.is_Symbol:
+        return least.get(expression.name, 0), math.inf
+    if expression.is_Rational:
+        exact: Any = Fraction(int(expression.p), int(expression.q))
+        return exact, exact
+    parts = [_limits(part, least) for part in expression.args]
+    lows, highs = [low for low, _ in parts], [high for _, high in parts]
+    if expression.is_Add:
+        return sum(lows), sum(highs)
+    if expression.is_Mul:
+        return reduce(_product, parts)
+    if expression.func.__name__ == "floor":
+        low, high = (x if math.isinf(x) else math.floor(x) for x in parts[0])
+        return low, high
+    if re.fullmatch("M(ax|in)", expression.func.__name__):  # of sympy, no operator
+        choose = max if expression.func(0, 1) == 1 else min
+        return choose(lows), choose(highs)
+    return -math.inf, math.inf
+
+
+def _product(a: tuple[float, float], b: tuple[float, float]) -> tuple[float, float]:
+    every = [x * y if x and y else 0 for x in a for y in b]
+    return min(every), max(every)
 
 
 def _factors(size: str) -> tuple[int, str]:
@@ -165,7 +201,7 @@ def smallest(size: str) -> float:
 
     With whole numbers, (n - q + 1) / q ≤ ⌊n / q⌋ ≤ n / q, so 8·⌊n / 8⌋ + 8 - n is 1 or more.
     """
-    if not re.search(r"floor\(|//", size) or re.search(r"\bNone\b|\b_element_", size):
+    if not re.search(r"floor\(|//", size) or _UNKNOWN.search(size):
         return -math.inf
     if (expression := tree(size)) is None:
         return -math.inf

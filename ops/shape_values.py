@@ -11,14 +11,7 @@ from onnx_shape_inference import ShapeInferenceContext
 
 from graphgen.forms import TEXTS, common_form, dim_of, simplified
 from graphgen.graph import AXES, constant, produced_by
-from graphgen.infer import (
-    Dim,
-    expect_distinct,
-    forget,
-    is_rounded,
-    mends,
-    same_dim,
-)
+from graphgen.infer import Dim, expect_distinct, forget, is_rounded, mends, same_dim
 from graphgen.op import find_op, read_attributes
 from graphgen.ops.numbers_of_sizes import size_at
 from graphgen.ops.shapes import broadcast
@@ -260,11 +253,12 @@ def _sliced(
     if isinstance(size, int):
         return found
     if step == 1 and start == 0 <= end < _FAR:
-        return dim_of(shorter(str(end), str(size))) if end else 0
+        whole = not end or _is_at_least(size, end, context)
+        return end if whole else dim_of(shorter(str(end), str(size)))
     if step > 0 <= start and end >= _FAR:  # of which the library knows two: 2³¹ - 1 and 2⁶³ - 1
-        return _left(size, start, step)
+        return _left(size, start, step, context)
     if step > 0 <= start and -_FAR < end < 0:
-        return _left(size, start - end, step)
+        return _left(size, start - end, step, context)
     return found if step == -1 and start >= _FAR and end <= -_FAR else None
 
 
@@ -274,10 +268,11 @@ def _last(size: int, count: Dim, context: ShapeInferenceContext) -> Dim:
     return dim_of(f"Min({size}, {count}){rest}")
 
 
-def _left(size: Dim, cut: int, step: int) -> Dim:
+def _left(size: Dim, cut: int, step: int, context: ShapeInferenceContext) -> Dim:
     """How many elements are left without some, every one or with a step: none if there are few."""
     text = f"-floor(({cut} - ({size})) / {step})"
-    return dim_of(text if _is_natural(f"({size}) - {cut}") else f"Max(0, {text})")
+    sure = _is_natural(f"({size}) - {cut}") or _is_at_least(size, cut, context)
+    return dim_of(text if sure else f"Max(0, {text})")
 
 
 @mends("Expand")

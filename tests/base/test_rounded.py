@@ -17,11 +17,12 @@ from graphgen import ops
 from graphgen.edit import infer_model
 from graphgen.forms import _short, dim_of, simplified
 from graphgen.graph import count_operators
+from graphgen.infer import new_context
 from graphgen.op import TABLE
 from graphgen.ops.numbers_of_sizes import size_at
 from graphgen.ops.shapes import is_above_one
 from graphgen.passes import optimize
-from graphgen.rounded import bounded, flattened, rejoined, rest_below, smallest
+from graphgen.rounded import FileSizes, bounded, flattened, rejoined, rest_below, smallest
 
 H, D = 4, 8
 RNG = np.random.default_rng(7)
@@ -449,3 +450,56 @@ def test_b_where_a_is_one_is_no_size_by_itself(nodes: str) -> None:
         x = RNG.normal(size=(rows, 4)).astype(np.float32)
         [wanted], [got] = (run_plain(m, {"x": x}) for m in (model, best.model))
         np.testing.assert_array_equal(got, wanted)
+
+
+@pytest.mark.parametrize(
+    ("size", "least"),
+    [
+        ("n", 2),
+        ("-floor(-floor(n/2)/4)", 1),
+        ("-4*floor(-floor(n/2)/4)", 4),
+        ("m*n", 0),
+        ("n*floor(n/2)", 2),
+        ("Max(m, n)", 2),
+        ("Min(3, n)", 2),
+        ("n - m", -math.inf),
+        ("Min(m, n) + 3", 3),
+        ("n**2", -math.inf),
+    ],
+)
+def test_a_size_is_as_large_as_what_it_is_made_of(size: str, least: float) -> None:
+    sizes = new_context()
+    assert isinstance(sizes, FileSizes)
+    sizes.note(ir.SymbolicDim("n"), 2)
+    for bound in (-9, 0, 1, 2, 3, 4, 5):
+        assert sizes.is_at_least(ir.SymbolicDim(size), bound) == (bound <= least)
+
+
+def test_windows_of_an_image_of_any_length_are_not_nothing() -> None:
+    """A convolution of 2 had a row or more, so ⌈⌊n / 2⌋ / 4⌉ windows are 1 or more, as in Swin."""
+    weights = "int64 four = {4}, int64 axis = {2}, int64[1] first = {0}, int64[1] second = {1},"
+    weights += "int64[1] at = {2}, int64[2] before = {0, 0}, int64[2] end = {4, 8},"
+    weights += "int64[1] rest = {-1}"
+    nodes = """
+        c = Conv <strides = [2]> (x, w)
+        s = Shape (c) k = Gather (s, axis) more = Sub (four, k) wide = Mod (more, four)
+        pad = Unsqueeze (wide, first)
+        none = Slice (before, first, second) b = Gather (s, none)
+        pads = Concat <axis = 0> (before, first, first, first, pad) p = Pad (c, pads)
+        one = Slice (p, first, second, at)
+        t = Transpose <perm = [0, 2, 1]> (p) u = Shape (t) long = Gather (u, second)
+        fours = Unsqueeze (four, first) m = Div (long, fours)
+        sizes = Concat <axis = 0> (b, m, end) windows = Reshape (t, sizes)
+        flat = Concat <axis = 0> (rest, end) rows = Reshape (windows, flat)
+        v = Shape (rows) total = Gather (v, first)
+        last = Concat <axis = 0> (total, fours, rest, fours) y = Reshape (rows, last)"""
+    text = '<ir_version: 9, opset_import: ["": 23]> g (float[b, 3, n] x, float[8, 3, 2] w) => '
+    text = f"{text} (float[u, v, f, g] y, float[b, c, o] one) <{weights}> {{ {nodes} }}"
+    model = ir.from_onnx_text(text)
+    infer_model(model)
+    y, one = (value.shape for value in model.graph.outputs)
+    assert y is not None and one is not None and (y[2], one[2]) == (2, 1)
+    for n in (2, 3, 8, 9, 16, 21):
+        x = RNG.normal(size=(2, 3, n)).astype(np.float32)
+        got = run_plain(model, {"x": x, "w": RNG.normal(size=(8, 3, 2)).astype(np.float32)})
+        assert [z.evaluate({"b": 2, "n": n}) for z in (y, one)] == [z.shape for z in got]
