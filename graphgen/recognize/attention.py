@@ -34,8 +34,9 @@ from graphgen.recognize.axes import (
     unify,
 )
 from graphgen.recognize.contractions import contraction
+from graphgen.recognize.paths import between, origin_of, products_above, weights_of
 from graphgen.recognize.products import PRODUCTS, factor_in, multiplied, operand_of
-from graphgen.recognize.scores import Scores, Term, between, origin_of, products_above, weights_of
+from graphgen.recognize.scores import Scores, Term
 from graphgen.value import Tensor, adopt, graph_value
 
 
@@ -184,6 +185,11 @@ def _rewrite(node: ir.Node, i: int, scores: Scores) -> Rewrite | Miss:
         return Miss(f"{UNKNOWN_SIZE}: Q, K, V are {', '.join(describe(x.source) for x in views)}")
     if mixed:
         result = cast_like(result, adopt(node.outputs[0]))
+    for gate in scores.gates:
+        factor = gate.placed(dims, [*scores.known, v])
+        if factor is None:
+            return Miss(f"the weights are multiplied by {describe(gate.value)}, of other axes")
+        result = result * factor
     result = result if factor_in(node) == 1.0 else result * factor_in(node)
     return Rewrite(result, ends, f"{laid.description}, {mask.description}", caveat=mask.caveat)
 

@@ -5,7 +5,7 @@ axis is batch, head, query, key or feature is known at each step, whatever its p
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any, NamedTuple
@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from graphgen.graph import constant, is_float, operator_name, present_inputs, produced_by, scalar
+from graphgen.graph import constant, is_float, present_inputs, produced_by, scalar
 from graphgen.infer import describe, is_named, same_dim, same_shape
 from graphgen.match import Miss
-from graphgen.op import is_a
 from graphgen.ops.elementwise import add, logical_and, logical_not, maximum, where
 from graphgen.ops.layout import dim, lowest_of, numpy_dtype, transpose
 from graphgen.ops.shapes import broadcast_partner, is_above_one
@@ -45,55 +44,9 @@ from graphgen.recognize.masks import (
     meaning,
     repeated_scalar,
 )
-from graphgen.recognize.products import PRODUCTS, factor_in, multiplied, operand_of
-from graphgen.traits import Trait, has
+from graphgen.recognize.paths import CHANGED, Step
+from graphgen.recognize.products import factor_in, multiplied, operand_of
 from graphgen.value import Tensor, adopt, graph_value
-
-Step = tuple[ir.Node, int]
-"""A node on the path of the scores, and which of its inputs they are."""
-
-
-def weights_of(product: ir.Node) -> Iterator[tuple[int, ir.Node, list[Step]]]:
-    """(which input, its softmax, the steps after it) for inputs of a product that are weights."""
-    for i, value in enumerate(product.inputs):
-        steps: list[Step] = []
-        while (node := produced_by(value, "Where", "Cast", "Softmax", *LAYOUT)) is not None:
-            if node.op_type == "Softmax":
-                yield i, node, steps[::-1]
-                break
-            spine = _guarded(node) if node.op_type == "Where" else 0
-            if spine is None:
-                break
-            steps.append((node, spine))
-            value = node.inputs[spine]
-
-
-def between(product: ir.Node) -> Miss | None:
-    """What changes the result of a softmax on its way into a product with a computed value."""
-    for value, other in zip(product.inputs, product.inputs[::-1], strict=True):
-        pending: list[tuple[ir.Value | None, tuple[str, ...]]] = []
-        pending += [(value, ())] if constant(other) is None else []
-        seen = set()
-        while pending:
-            at, changed = pending.pop()
-            node = None if at is None else at.producer()
-            if node is None or node in seen:
-                continue
-            seen.add(node)
-            if has(node, Trait.MOVES | Trait.BROADCASTS):
-                changed = changed if node.op_type in LAYOUT else (node.op_type, *changed)
-                pending += [(v, changed) for v in node.inputs]
-            elif changed and is_a(node, softmax):
-                names = [*dict.fromkeys(changed)]
-                does = f"{', '.join(names)} {'changes' if len(names) == 1 else 'change'}"
-                problem = f"{does} the weights between their softmax and the product"
-                return Miss(f"{problem}, wanted layouts alone there")
-    return None
-
-
-def _guarded(choice: ir.Node) -> int | None:
-    """Which input of a Where is the weights, against 0 where a mask hides or where they are NaN."""
-    return next((i for i in (1, 2) if _is_zero(choice.inputs[3 - i])), None)
 
 
 def content_of(value: ir.Value | None) -> str:
@@ -105,35 +58,6 @@ def content_of(value: ir.Value | None) -> str:
 
 def _is_zero(value: ir.Value | None) -> bool:
     return repeated_scalar(value) == 0.0
-
-
-def products_above(scores: ir.Value | None) -> Iterator[tuple[ir.Node, list[Step]]]:
-    """The products that scores come from, each with the steps from it down to them."""
-    seen: set[ir.Node] = set()
-    pending: list[tuple[ir.Value | None, list[Step]]] = [(scores, [])]
-    while pending:
-        value, steps = pending.pop()
-        node = produced_by(value, *PRODUCTS, *_STEPS)
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if is_a(node, *PRODUCTS):
-            yield node, steps
-        else:
-            spines = {"Add": (1, 0), "Mul": (1, 0), "Where": (2, 1)}.get(node.op_type, (0,))
-            pending += [(node.inputs[i], [(node, i), *steps]) for i in spines]
-
-
-def origin_of(softmax: ir.Node) -> str:
-    """The operator at which the path from a softmax to a product ends, for a remark."""
-    node = softmax.inputs[0].producer() if softmax.inputs[0] is not None else None
-    while node is not None and not node.domain and node.op_type in _STEPS:
-        first = node.inputs[1 if node.op_type == "Where" else 0]
-        node = first.producer() if first is not None else None
-    return "an input" if node is None else operator_name(node)
-
-
-_STEPS = ("Add", "Sub", "Where", "Mul", "Div", "Tanh", "Cast", "Max", "Clip", *LAYOUT)
 
 
 class Scores:
@@ -152,6 +76,7 @@ class Scores:
         self.guards: list[Term] = []
         self.biases: list[Term] = []
         self.rows: list[Term] = []  # a factor of each query
+        self.gates: list[Term] = []  # the same of the weights
         self.lows: list[float] = []
         self.bounds: dict[ir.Value, float] = {}  # if a number is low beside these scores alone
         self.sinks: ir.Value | None = None  # a score of each head more, without a value
@@ -313,8 +238,17 @@ class Scores:
 
     def guard(self, node: ir.Node, i: int) -> Miss | None:
         """What a node after the softmax does: a Where must keep what the scores keep."""
+        if node.op_type == "Mul":
+            gate = node.inputs[1 - i]
+            self.ends += [gate] if gate is not None else []
+            problem = self._term(self.gates, node, gate)
+            axes = [axis for term in self.gates[-1:] for d in term.view.dims for axis in leaves(d)]
+            along = problem is None and {*axes} & {*leaves(self.key)}
+            return Miss(CHANGED.format("Mul changes")) if along else problem
         if node.op_type != "Where":
             return self.take(node, i)
+        if self.gates:  # which may be NaN where the choice gives 0
+            return Miss(CHANGED.format("Mul, Where change"))
         asked = produced_by(node.inputs[0], "IsNaN")
         made = produced_by(node.inputs[i], softmax)
         axis = -1 if made is None else made.attributes.get_int("axis", -1)

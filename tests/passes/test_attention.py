@@ -309,6 +309,59 @@ def test_misses_say_why(body: Any, reason: str) -> None:
     assert (site.status, site.reason) == ("missed", reason)
 
 
+GATES: dict[str, list[Any]] = {
+    "of queries": ["b", 1, "t", 1],
+    "of heads": [H, 1, 1],
+    "of a batch": ["b", 1, 1, 1],
+    "of all": [],
+}
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("name", GATES)
+def test_a_factor_of_each_query_or_head_follows_the_operator(name: str, turned: bool) -> None:
+    """As SASRec's mask of queries and transformers' head_mask, between softmax and product."""
+
+    def body(q: Any, k: Any, v: Any, gate: Any) -> Any:
+        w = gate * ops.softmax(plain_scores(q, k))
+        if turned:
+            return ops.swap_last(heads(v)) @ ops.swap_last(w)
+        return merge(w @ heads(v))
+
+    gate = gg.float32[tuple(GATES[name])]
+    model = build(body, primitives=True, q=Q, k=K, v=K, gate=gate)
+    best = optimize(model, verify=True)
+    assert count_operators(best.model)["Attention"] == 1
+    sizes, rng = {"b": 2, "t": 5}, np.random.default_rng(3)
+    given = rng.normal(size=[sizes.get(d, d) for d in GATES[name]]).astype(np.float32)
+    compare(model, best.model, gate=given)
+
+
+def by_key(w: Any, gate: Any) -> Any:
+    return w * ops.transpose(gate, perm=[0, 1, 3, 2])
+
+
+def by_part_of_a_key(w: Any, gate: Any) -> Any:
+    pairs = ops.reshape(w, [0, 0, 0, -1, 2])
+    return ops.reshape(pairs * np.array([1.0, 2.0], np.float32), [0, 0, 0, -1]) * gate
+
+
+def where_it_is_a_number(w: Any, gate: Any) -> Any:
+    return ops.where(ops.is_nan(w * gate), 0.0, w * gate)
+
+
+@pytest.mark.parametrize("gated", [by_key, by_part_of_a_key, where_it_is_a_number])
+def test_other_factors_of_the_weights_are_left_alone(gated: Any) -> None:
+    """Those of keys, and one that may be NaN where a choice gives 0."""
+
+    def body(q: Any, k: Any, v: Any, gate: Any) -> Any:
+        return merge(gated(ops.softmax(plain_scores(q, k)), gate) @ heads(v))
+
+    x = gg.float32["b", 6, H * D]
+    model = build(body, primitives=True, q=x, k=x, v=x, gate=gg.float32["b", 1, 6, 1])
+    assert "Attention" not in count_operators(optimize(model).model)
+
+
 def plain_scores(q: Any, k: Any) -> Any:
     return heads(q) @ heads(k, (0, 2, 3, 1)) / math.sqrt(D)
 
