@@ -190,9 +190,10 @@ def choose_trainable(
             ("frozen", frozen, ()),
         )
     )
-    _expect_all(missing, wanted, kept)
     open_ = [n for n in lost if not (kept and kept.matches(n))]
-    _tell_calculated(open_, values, wanted, found.scripted)
+    doubts = [] if adapters else _doubts(found, missing, open_, wanted, kept)
+    _expect_all(missing, wanted, kept, doubts)
+    _tell_calculated(open_, found, wanted, doubts)
     if wanted is not None:
         names = wanted.of(values)
     elif adapters:
@@ -211,7 +212,7 @@ def choose_trainable(
                 _check_whole(used, chosen)
         chosen.check(found.every, [n for n, used in uses.items() if used.renamed_product])
     if wanted is not None or not adapters:
-        _check_statistics(found, wanted, kept)
+        _check_statistics(found, wanted, kept, doubts)
     names = [n for n in values if n in {*names, *beside} and not (kept and kept.matches(n))]
     if not names:
         raise GraphgenError(
@@ -220,14 +221,14 @@ def choose_trainable(
         )
     meant = wanted.meant if wanted is not None else set()
     for name in names:
-        _check_trained(name, found, names, meant, wanted)
+        _check_trained(name, found, names, meant, wanted, doubts)
     if found.scripted and wanted is None and (unsure := perhaps_buffers(names)):
         warn(
             f"artifacts: a file by TorchScript does not tell parameters from buffers, and these "
             f"are trained: {listed(unsure)}; {EXPORT}, or leave buffers out with frozen="
         )
     copies = {} if found.known else copies_in(names, values)
-    _check_copies(copies, found, names, meant)
+    _check_copies(copies, found, names, meant, doubts)
 
     choice = _Choice(found, wanted, kept, {*names}, {*lost}, copies)
     return Weights(
@@ -272,18 +273,44 @@ class _Choice(NamedTuple):
         return "; ".join(filter(None, [option, used.known()]))
 
 
-def _expect_all(missing: Sequence[str], wanted: Chosen | None, kept: Chosen | None) -> None:
+def _doubts(
+    found: _Found,
+    missing: Sequence[str],
+    lost: Sequence[str],
+    wanted: Chosen | None,
+    kept: Chosen | None,
+) -> list[str]:
+    """All that would not be trained as in torch: with these in `frozen`, nothing is refused."""
+    values, uses = found.values, found.uses
+    named = [n for n in found.every if wanted is not None and wanted.matches(n)]
+    names = found.reached() if wanted is None else named
+    names = [n for n in names if n not in lost and not uses[n].is_folded_constant]
+    doubts = [*missing, *_surely_calculated(lost, found)]
+    doubts += [n for n in names if uses[n].folded or (found.several(n) and is_fresh(values[n]))]
+    doubts += [n for n, used in uses.items() if {*missing} & {*_names_in(used).values()}]
+    doubts += [] if found.known else copies_in(names, values)
+    doubts += [n for n, v in values.items() if v in found.fixed and is_weight_too(v)]
+    meant = set() if wanted is None else wanted.meant
+    open_ = (n for n in dict.fromkeys(doubts) if not (kept and kept.matches(n)))
+    return [n for n in open_ if (wanted is None or wanted.matches(n)) and n not in meant]
+
+
+def _expect_all(
+    missing: Sequence[str], wanted: Chosen | None, kept: Chosen | None, doubts: Sequence[str]
+) -> None:
     """Raise for parameters in torch that would be trained, and are missing in the file."""
     names = [n for n in missing if wanted is None or wanted.matches(n)]
     if names := [n for n in names if not (kept and kept.matches(n))]:
         raise GraphgenError(
             f"artifacts: the file lacks {listed(names)}, which torch's exporter folded, joined "
             f"with others or dropped, so they would not be trained as in torch: {EXPORT}, or leave "
-            f"them out with frozen={names}"
+            f"all that is in doubt out with frozen={doubts}"
         )
 
 
-def _check_statistics(found: _Found, wanted: Chosen | None, kept: Chosen | None) -> None:
+def _check_statistics(
+    found: _Found, wanted: Chosen | None, kept: Chosen | None, doubts: Sequence[str]
+) -> None:
     """Raise for what would be trained, but is stored once with an equal statistic or state."""
     for name, value in found.values.items():
         given = wanted is None or wanted.matches(name)
@@ -293,12 +320,17 @@ def _check_statistics(found: _Found, wanted: Chosen | None, kept: Chosen | None)
             raise GraphgenError(
                 f"artifacts: {name} is {found.fixed[value]}, and a weight of "
                 f"{listed(found.uses[name].blocks) or 'another module'}: they were equal, and were "
-                f"stored once; {EXPORT}, or leave it out with frozen={name!r}"
+                f"stored once; {EXPORT}, or leave it out with frozen={doubts}"
             )
 
 
 def _check_trained(
-    name: str, found: _Found, names: Sequence[str], meant: set[str], wanted: Chosen | None
+    name: str,
+    found: _Found,
+    names: Sequence[str],
+    meant: set[str],
+    wanted: Chosen | None,
+    doubts: Sequence[str],
 ) -> None:
     """Raise if a weight cannot be trained, or would not be as in torch and is not meant."""
     value, used = found.values[name], found.uses.get(name)
@@ -322,7 +354,7 @@ def _check_trained(
     if used is None or name in meant:
         return
     mend = (
-        f"{EXPORT}, or leave it out with frozen={name!r}, or, if it is meant, give its whole name "
+        f"{EXPORT}, or leave it out with frozen={doubts}, or, if it is meant, give its whole name "
         "in trainable="
     )
     if used.folded:
@@ -338,7 +370,11 @@ def _check_trained(
 
 
 def _check_copies(
-    copies: Mapping[str, str], found: _Found, names: Sequence[str], meant: set[str]
+    copies: Mapping[str, str],
+    found: _Found,
+    names: Sequence[str],
+    meant: set[str],
+    doubts: Sequence[str],
 ) -> None:
     """Refuse, or warn of, weights that are stored twice, or once for several modules."""
     for name, other in copies.items():
@@ -346,7 +382,7 @@ def _check_copies(
             raise GraphgenError(
                 f"artifacts: {name} is {other} transposed: one weight before the "
                 f"export, and two in this file, which training would make different: {EXPORT}, or "
-                f"train one of them, with frozen={name!r}, or give both whole names in trainable="
+                f"train one of them, with frozen={doubts}, or give both whole names in trainable="
             )
     shared = [n for n in names if found.several(n)]
     pairs = [tuple(found.uses[n].blocks) for n in shared if n not in meant]
@@ -366,30 +402,38 @@ def _check_copies(
         )
 
 
-def _tell_calculated(
-    names: Sequence[str], values: Mapping[str, ir.Value], wanted: Chosen | None, scripted: bool
-) -> None:
-    """Refuse, or warn of, parameters that are lost in what an exporter has calculated of them.
+def _surely_calculated(names: Sequence[str], found: _Found) -> list[str]:
+    """Those that are refused: two numbers, as masks are, may be constants.
 
-    Of two numbers, as masks are, it warns; and where it is said what is trained. A weight may
-    begin with one number, but in a file of dynamo's, which lists all.
+    A weight may begin with one number, but in a file of dynamo's, which lists all.
     """
-    names = [n for n in names if wanted is None or not wanted.matches(n)]
+    values, scripted = found.values, found.scripted
     arrays = {n: constant(values[n]) for n in names}
-    lost = [
+    return [
         n
         for n, array in arrays.items()
         if array is None
         or (size := np.unique(array).size) > 2
         or (size == 1 < array.size and scripted and not is_mask(values[n]))
     ]
+
+
+def _tell_calculated(
+    names: Sequence[str], found: _Found, wanted: Chosen | None, doubts: Sequence[str]
+) -> None:
+    """Refuse, or warn of, parameters that are lost in what an exporter has calculated of them.
+
+    Where it is said what is trained, and of what is perhaps a constant, it warns.
+    """
+    names = [n for n in names if wanted is None or not wanted.matches(n)]
+    lost = _surely_calculated(names, found)
     some = ", ".join((lost or names)[:6])
     more = f", and {len(lost or names) - 6} more" if len(lost or names) > 6 else ""
     if lost and wanted is None:
         raise GraphgenError(
             f"artifacts: torch's exporter calculated {some}{more}, of constants or of parameters, "
             f"which would not be trained as in torch: {EXPORT}, or leave them out with "
-            f"frozen={lost}"
+            f"frozen={doubts}"
         )
     if names:
         warn(
@@ -403,6 +447,14 @@ def _shape(value: ir.Value) -> list[int]:
     return [] if value.const_value is None else [*value.const_value.shape.numpy()]
 
 
+def _names_in(used: Uses) -> dict[str, str]:
+    """The name that a weight has in each of its modules."""
+    own = max(used.own, key=len, default=None)
+    leaf = used.name[len(own) + 1 :] if own is not None else used.name.rpartition(".")[2]
+    leaf = "weight" if used.renamed else leaf
+    return {block: f"{block}.{leaf}" for block in used.blocks}
+
+
 def _check_whole(used: Uses, chosen: Chosen) -> None:
     """Raise if patterns name only some of the weights that are stored as this one."""
     if (
@@ -413,10 +465,7 @@ def _check_whole(used: Uses, chosen: Chosen) -> None:
     ):
         return
     named = chosen.matches(used.name)
-    own = max(used.own, key=len, default=None)
-    leaf = used.name[len(own) + 1 :] if own is not None else used.name.rpartition(".")[2]
-    leaf = "weight" if used.renamed else leaf
-    found = {block: chosen.matches(f"{block}.{leaf}") for block in used.blocks}
+    found = {block: chosen.matches(name) for block, name in _names_in(used).items()}
     found |= dict.fromkeys(used.own, named)
     if not any(found.values()) or (named and (used.renamed or all(found.values()))):
         return

@@ -1,5 +1,6 @@
 """What is trained of foreign graphs: statistics, states, weights merged or renamed by exporters."""
 
+import ast
 import json
 import warnings
 
@@ -533,6 +534,39 @@ def test_what_dynamo_calculated_is_a_constant_if_it_says_so(tmp_path, of):
         return
     with pytest.raises(GraphgenError, match=r"(exporter calculated slice_1, of|lacks w, which)"):
         trained(path)
+
+
+def test_what_is_in_doubt_is_left_out_by_what_one_refusal_says(tmp_path):
+    """Equal norms are stored once, a product is renamed, a token expanded, a bias dropped."""
+    call = "%{} : [num_users=1] = call_function[target=torch.ops.aten.{}(args = ({}))"
+    node = helper.make_node
+    nodes = [
+        (
+            "n",
+            call.format("a", "mul.Tensor", "%x, %p_n_weight"),
+            node("Mul", ["x", "n.weight"], ["a"]),
+        ),
+        (
+            "m",
+            call.format("b", "mul.Tensor", "%a, %p_m_weight"),
+            node("Mul", ["a", "n.weight"], ["b"]),
+        ),
+        ("", call.format("c", "add.Tensor", "%b, %expand"), node("Add", ["b", "expand"], ["c"])),
+        (
+            "h",
+            call.format("y", "linear.default", "%c, %p_h_weight, %p_h_bias"),
+            node("MatMul", ["c", "h.weight"], ["y"]),
+        ),
+    ]
+    weights = {"n.weight": np.ones(4, np.float32), "expand": normal(1, 4), "h.weight": normal(4, 4)}
+    parameters = ["n.weight", "m.weight", "token", "h.weight", "h.bias"]
+    path = of_dynamo(tmp_path / "m.onnx", nodes, weights, parameters)
+    with pytest.raises(GraphgenError, match=r"the file lacks m\.weight and ") as caught:
+        trained(path)
+    listed = str(caught.value).partition("frozen=")[2].rpartition("]")[0] + "]"
+    left_out = ast.literal_eval(listed)
+    assert {"n.weight", "m.weight", "expand", "h.bias"} <= {*left_out}
+    assert trained(path, frozen=left_out) == ["h.weight"]
 
 
 @pytest.mark.parametrize("old", [False, True])
