@@ -27,7 +27,7 @@ EXAMPLE = """decoder --layers 4 --features 256 -o decoder.onnx
   graphgen build export.onnx --like my-model -o folder  # with a cache, for any family
   graphgen build model-Q4_K_M.gguf -o folder"""
 
-_OF_NAMES = ("primitives", "training", "seed")
+_OF_NAMES = ("primitives", "training")
 _OF_FOLDERS = (
     "task",
     "head",
@@ -49,7 +49,6 @@ _OF_FOLDERS = (
     "verify",
     "stop_after",
 )
-_NOT_LIKE = (*_OF_NAMES, "task", "head", "attentions", "dtype")
 _SIZE = "size_"
 _HELP = {"-h", "--help"}
 
@@ -75,10 +74,8 @@ def run(options: argparse.Namespace) -> None:
         gguf = is_gguf(options.name)
         like = like and not gguf
         folder = gguf or (not like and (Path(options.name).is_dir() or is_of_hub(options.name)))
-    others: tuple[str, ...] = _NOT_LIKE if like else _OF_NAMES if folder else _OF_FOLDERS
+    others: tuple[str, ...] = _OF_NAMES if folder or like else _OF_FOLDERS
     defaults = {action.dest: action.default for action in options.actions}
-    if folder and options.head is not None:
-        others = tuple(name for name in others if name != "seed")
     given = [name for name in others if getattr(options, name) != defaults[name]]
     if wrong := [*given, *(sizes if folder or like else ())]:
         source = "from a checkpoint" if folder else "a model of fresh weights"

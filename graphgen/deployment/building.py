@@ -98,12 +98,12 @@ class Building:
     def __init__(
         self, options: Options, source: Path, output: Path, folder: Path, *, like: bool
     ) -> None:
-        options.check(folder)
-        self._options, self._path, self._output, self._folder = options, source, output, folder
         self._gguf = source if is_gguf(str(source)) else None
+        export = like and self._gguf is None
+        options.check(source, export=export)
+        self._options, self._path, self._output, self._folder = options, source, output, folder
         self._differs = like and self._gguf is not None
         self._head = None if options.head is None else Head.read(options.head)
-        export = like and self._gguf is None
         self._source = _of_export(source, folder) if export else self._of_checkpoint()
         self._examine()
         self._tokens = windows(folder, options.text)  # (N, T); none without a text

@@ -42,8 +42,11 @@ class Options:
     verify: bool
     stop_after: int | None
 
-    def check(self, source: Path) -> None:
-        """Raise GraphgenError where an option lacks another one, or contradicts it."""
+    def check(self, source: Path, *, export: bool) -> None:
+        """Raise GraphgenError where an option lacks another one, or contradicts it.
+
+        `export` says that the graph of `source` is there already: nothing about it can be chosen.
+        """
         who = "build_folder"
         one_of(who, Precision, dtype=self.dtype)
         one_of(who, Layout, layout=self.layout)
@@ -55,6 +58,18 @@ class Options:
         if self.tune_for is not None and min(self.tune_for) < 1:
             problem = f"tune_for is {self.tune_for}; it must be (tokens, rows), both at least 1"
             raise GraphgenError(f"{who}: {problem}{user_line()}")
+        chosen = {
+            "seed": self.seed != 0 and self.head is None,
+            "task": export and self.task is not None,
+            "head": export and self.head is not None,
+            "attentions": export and self.attentions,
+            "dtype": export and self.dtype != "fp32",
+        }
+        kind = "an export" if export else "a checkpoint"
+        without = f"has no effect when building from {kind}; leave it out"
+        refuse(
+            f"build {source}", {f"--{name} {without}": is_set for name, is_set in chosen.items()}
+        )
         scheme, no_run = self.quantize, not self.run
         layout, target, dtype = _OF_INT8
         plain = (self.layout, self.target, self.dtype) == _OF_INT8

@@ -187,6 +187,7 @@ def test_python_builds_the_same_folder_as_the_command(folder: Path, tmp_path: Pa
         ({"kv": "int4"}, "kv is 'int4'"),
         ({"tune": True, "tune_for": (0, 1)}, "tune_for is .*at least 1"),
         ({"tune_for": (8, 1)}, "--tune-for needs --tune"),
+        ({"seed": 1}, "--seed has no effect when building from a checkpoint"),
         ({"task": 3}, "task is 3; it must be a text or None"),
     ],
 )
