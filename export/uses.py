@@ -27,6 +27,13 @@ SCRIPTS = r"onnx::|/|_v_\d+$|\d+$"
 _TAKE_NORMS = (ops.conv, ops.conv_transpose, ops.gemm)  # into which exporters fold a norm
 
 
+_FOLDED = (
+    r"onnx::Conv(Transpose)?_\d+|_v_\d+|(ConvBn|ConvMul|MatMulBn)Fusion_.*|"
+    r"(getitem(_\d+)?|/.*Normalization_output_0)_(weight|bias)"
+)
+"""What torch, onnxsim, onnxruntime and onnxslim call a weight into which they folded a norm."""
+
+
 class Uses:
     """The modules in which a graph from another tool uses a weight, and hence its names there."""
 
@@ -67,8 +74,9 @@ class Uses:
         """
         if not all(is_a(node, *_TAKE_NORMS) for node in nodes):
             return ""
-        if re.fullmatch(r"onnx::Conv(Transpose)?_\d+", self.name):
-            return f"a weight of {listed(self.blocks)} into which a norm was folded"
+        if re.fullmatch(_FOLDED, self.name):
+            where = listed(self.blocks) or "a convolution"
+            return f"a weight of {where} into which a norm was folded"
         beside = {str(value.name) for node in nodes for value in present_inputs(node)}
         own, _, leaf = self.name.rpartition(".")
         if leaf.endswith("_bias") and self.name.removesuffix("_bias") in beside:
