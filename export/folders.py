@@ -289,12 +289,17 @@ def _genai_config(
             "build: config.json has no max_position_embeddings, which genai_config.json needs; add "
             "it, or choose --layout plain"
         )
+    tokens, size = {n: fields[n] for n in _TOKENS if n in fields}, fields["vocab_size"]
+    ends = tokens.pop("eos_token_id", [])
+    ends = ends if isinstance(ends, list) else [ends]
+    if ends := [token for token in ends if 0 <= token < size]:  # genai refuses any other
+        tokens["eos_token_id"] = ends[0] if len(ends) == 1 else ends
     return {
         "model": {
             "type": "decoder",
             "context_length": lengths[0],
-            "vocab_size": fields["vocab_size"],
-            **{name: fields[name] for name in _TOKENS if name in fields},
+            "vocab_size": size,
+            **tokens,
             "decoder": {
                 "session_options": {"log_id": "onnxruntime-genai", "provider_options": providers},
                 "filename": GENAI,

@@ -228,6 +228,18 @@ def test_a_folder_for_genai_gives_the_same(
     }
 
 
+@pytest.mark.parametrize(
+    ("given", "kept"), [(95, 95), ([95], 95), ([95, 96, 3], [95, 3]), (50256, None), (-1, None)]
+)
+def test_a_folder_for_genai_ends_with_tokens_of_the_model(
+    source: Path, graph: Any, tmp_path: Path, given: Any, kept: Any
+) -> None:
+    """With another one it does not open the folder."""
+    out = write_genai(source, tmp_path / "genai", graph, {**CONFIG, "eos_token_id": given})
+    told = json.loads((out / "genai_config.json").read_text())
+    assert told["model"].get("eos_token_id") == kept
+
+
 def test_a_folder_for_webgpu_has_its_kernels_alone(
     source: Path, graph: Any, greedy: Any, tmp_path: Path
 ) -> None:
