@@ -16,7 +16,11 @@ from graphgen.traits import Trait, has
 Step = tuple[ir.Node, int]
 """A node on the path of the scores, and which of its inputs they are."""
 
-CHANGED = "{} the weights between their softmax and the product, wanted layouts alone there"
+
+def weights_changed(does: str) -> Miss:
+    """Why weights that something changes are none."""
+    problem = f"{does} the weights between their softmax and the product"
+    return Miss(f"{problem}, wanted layouts alone there")
 
 
 def weights_of(product: ir.Node) -> Iterator[tuple[int, ir.Node, list[Step]]]:
@@ -57,7 +61,7 @@ def between(product: ir.Node) -> Miss | None:
             elif changed and is_a(node, softmax):
                 names = [*dict.fromkeys(changed)]
                 does = f"{', '.join(names)} {'changes' if len(names) == 1 else 'change'}"
-                return Miss(CHANGED.format(does))
+                return weights_changed(does)
     return None
 
 

@@ -44,7 +44,7 @@ from graphgen.recognize.masks import (
     meaning,
     repeated_scalar,
 )
-from graphgen.recognize.paths import CHANGED, Step
+from graphgen.recognize.paths import Step, weights_changed
 from graphgen.recognize.products import factor_in, multiplied, operand_of
 from graphgen.value import Tensor, adopt, graph_value
 
@@ -244,11 +244,11 @@ class Scores:
             problem = self._term(self.gates, node, gate)
             axes = [axis for term in self.gates[-1:] for d in term.view.dims for axis in leaves(d)]
             along = problem is None and {*axes} & {*leaves(self.key)}
-            return Miss(CHANGED.format("Mul changes")) if along else problem
+            return weights_changed("Mul changes") if along else problem
         if node.op_type != "Where":
             return self.take(node, i)
         if self.gates:  # which may be NaN where the choice gives 0
-            return Miss(CHANGED.format("Mul, Where change"))
+            return weights_changed("Mul, Where change")
         asked = produced_by(node.inputs[0], "IsNaN")
         made = produced_by(node.inputs[i], softmax)
         axis = -1 if made is None else made.attributes.get_int("axis", -1)
