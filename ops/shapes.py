@@ -344,7 +344,7 @@ def _expect_elements(
     """The runtime refuses to broadcast 0 with 4: so a symbol with which a size is 0 never is.
 
     Nor n with Min(9, n) where they differ: so they are equal in a graph that always does so. So is
-    n, where a reshape kept 2 if n is 0.
+    n, where a reshape kept 2 if n is 0, and n is not 0.
     """
     if isinstance(context, FileSizes) and node.graph is not None and node.graph is context.graph:
         for dims in zip_longest(*map(reversed, shapes), fillvalue=1):
@@ -359,6 +359,8 @@ def _expect_elements(
                 size, own = context.kept.get(str(d), (None, 1))
                 if size is not None and size in sizes and is_above_one(own):
                     context.fixed[str(d)] = size
+                    if context.is_at_least(own, 2):  # 3·m may be 0 as well
+                        context.note(size, 1)
             if any(isinstance(d, int) and d > 1 for d in dims):
                 found = (context.emptied.get(str(d)) for d in dims)
                 for symbol in filter(None, found):

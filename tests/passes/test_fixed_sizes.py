@@ -224,3 +224,47 @@ main (float[b, t, 8] q, float[b, s, 8] k, float[b, s, 8] v) => (float[b, t, 8] y
         feeds = {key: random.standard_normal(size, np.float32) for key, size in sizes.items()}
         [wanted], [got] = run_plain(model, feeds), run_plain(best, feeds)
         assert wanted.shape == got.shape and relative_rms(wanted, got) < ROUNDING
+
+
+@pytest.mark.parametrize(("heads", "known"), [(4, True), (1, False)])
+def test_a_sum_tells_that_a_reshape_kept_nothing(heads: int, known: bool, tmp_path: Path) -> None:
+    """Heads of a batch, as DeBERTa and BLOOM have them: of length 0 they would keep 4, not 0."""
+    proto = onnx.parser.parse_model(f"""
+<ir_version: 9, opset_import: ["" : 18]>
+main (float[b, {heads}, t, 8] q, float[b, {heads}, t, 8] k, float[b, {heads}, t, 8] v,
+      float[1, t, t] bias, float[b, 1, 1, t] m) => (float[p, {heads}, u, 8] y)
+<int64[1] rest = {{-1}}, int64[1] one = {{1}}, int64[1] size = {{8}}, int64[1] h = {{{heads}}}> {{
+   length = Shape <start = 2, end = 3> (q)
+   batch = Shape <start = 0, end = 1> (q)
+   sizes = Concat <axis = 0> (rest, length, size)
+   left = Reshape (q, sizes)
+   keys = Reshape (k, sizes)
+   right = Transpose <perm = [0, 2, 1]> (keys)
+   values = Reshape (v, sizes)
+   scores = MatMul (left, right)
+   rows = Mul (batch, h)
+   square = Concat <axis = 0> (rows, length, length)
+   every = Expand (bias, square)
+   sum = Add (scores, every)
+   own = Shape <start = 1, end = 2> (sum)
+   apart = Concat <axis = 0> (rest, h, own, own)
+   of_heads = Reshape (sum, apart)
+   masked = Add (of_heads, m)
+   w = Softmax (masked)
+   together = Concat <axis = 0> (rest, own, own)
+   weights = Reshape (w, together)
+   z = MatMul (weights, values)
+   whole = Concat <axis = 0> (rest, h, own, size)
+   y = Reshape (z, whole)
+}}""")
+    onnx.save(proto, tmp_path / "graph.onnx")
+    model = gg.load(tmp_path / "graph.onnx")
+    best = gg.optimize(model, target="cpu").model
+    assert count_operators(best).get("Attention", 0) == known
+    random = np.random.default_rng(0)
+    for b, t in ((2, 5), (1, 1), (3, 2)):
+        feeds = {n: random.standard_normal((b, heads, t, 8), np.float32) for n in "qkv"}
+        feeds["bias"] = random.standard_normal((1, t, t), np.float32)
+        feeds["m"] = random.standard_normal((b, 1, 1, t), np.float32)
+        [wanted], [got] = run_plain(model, feeds), run_plain(best, feeds)
+        assert wanted.shape == got.shape and relative_rms(wanted, got) < ROUNDING
