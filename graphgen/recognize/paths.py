@@ -26,7 +26,8 @@ def weights_changed(does: str) -> Miss:
 def weights_of(product: ir.Node) -> Iterator[tuple[int, ir.Node, list[Step]]]:
     """(which input, its softmax, the steps after it) for inputs of a product that are weights."""
     for i, operand in enumerate(product.inputs):
-        gated = [1, 0] if constant(product.inputs[1 - i]) is None else []  # no gate of a layer
+        others = [x for x in product.inputs if x is not operand]
+        gated = [] if any(constant(x) is not None for x in others) else [1, 0]  # no gate of a layer
         seen: set[ir.Node] = set()
         pending: list[tuple[ir.Value | None, list[Step]]] = [(operand, [])]
         while pending:
