@@ -81,13 +81,16 @@ def rotary_embedding(
 
 @mends("RotaryEmbedding")
 def _sizes_of_angles(node: ir.Node, _: ShapeInferenceContext) -> None:
-    """Angles of a fixed batch, or of fixed positions, are those of all that the kernel turns."""
+    """Angles of a fixed batch, or of fixed positions, are those of all that is turned.
+
+    Those of one row are for all rows: the caches are expanded, as the kernel wants them.
+    """
     angles, y = node.inputs[3 if len(present_inputs(node)) > 3 else 1], node.outputs[0]
     if angles is None or angles.shape is None or y.shape is None or len(y.shape) not in (3, 4):
         return
     dims = list(y.shape)
     for axis, size in zip((0, 1 if len(dims) == 3 else 2), angles.shape, strict=False):
-        if isinstance(size, int) and not isinstance(dims[axis], int):
+        if isinstance(size, int) and size > 1 and not isinstance(dims[axis], int):
             dims[axis] = size
     y.shape = ir.Shape(dims)
 
