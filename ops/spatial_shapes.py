@@ -83,7 +83,8 @@ def _pool(node: ir.Node, context: ShapeInferenceContext) -> None:
         others = ir.Shape(rest).free_symbols()
         own = ir.Shape([size]).free_symbols()
         together = others & own or (others and any(map(MADE_UP.search, others | own)))
-        least = 1 if together or 0 in x.shape.dims else 2
+        vanish = _may_vanish(size, context) and any(_may_vanish(d, context) for d in rest)
+        least = 1 if together or vanish or 0 in x.shape.dims else 2
         fixed = isinstance(size, int)
         for value in [] if fixed and isinstance(context, DeclaredSizes) else node.outputs:
             behind = reach == 1 and (_is_one_or_more(size) or _behind(size) is not None)

@@ -280,6 +280,12 @@ def check_optimized(case: Case, proto: onnx.ModelProto, trials: list[Any], path:
             "b 2 Max(1, floor(n/256 + 1/128))",
         ),
         ("float[1, 2, n] x", "y = LpPool <kernel_shape = [3], strides = [2]> (x)", "1 2 ?"),
+        (  # of no row, an image without a column has one window
+            "float[n, 2, m] x",
+            "p = Pad (x, #[-1, 0, -1, 0, 0, -1]) "
+            "y = LpPool <kernel_shape = [1], strides = [3]> (p)",
+            "n - 1 2 Max(1, floor(m/3))",
+        ),
         (
             "float[1, 2, n] x",
             "y = MaxPool <kernel_shape = [2], strides = [2], ceil_mode = 1> (x)",
