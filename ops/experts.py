@@ -4,6 +4,7 @@ from typing import Any, TypeAlias
 
 from graphgen.errors import GraphgenError, user_line
 from graphgen.op import composite
+from graphgen.ops.activation import relu
 from graphgen.ops.elementwise import clip, sigmoid
 from graphgen.ops.embedding import one_hot
 from graphgen.ops.layout import (
@@ -130,8 +131,9 @@ def quantized_experts(
     `matmul_nbits`; scales are (E, rows, blocks), and zero points are packed, too, 2^(bits - 1) by
     default. accuracy_level lets a kernel round what the products read, at 4 to int8 in blocks.
 
-    p is of `weights`, (N, E), if given. Without, this has to be `normalize_routing_weights`: the
-    kernel of the CPU normalizes in any case (onnxruntime 1.32).
+    p is of `weights`, (N, E), if given; an expert whose share is negative is left out. Without,
+    this has to be `normalize_routing_weights`: the kernel of the CPU normalizes in any case
+    (onnxruntime 1.32).
 
     Raises GraphgenError for weights of a third product, and for scales of whole rows.
     """
@@ -148,6 +150,7 @@ def quantized_experts(
     second = _meant(outer, outer_scales, outer_zeros, **how), outer_bias
     p = softmax(scores) if weights is None else weights
     p = _of_chosen(p, scores, inner.shape[0], k, normalize_routing_weights)
+    p = p if weights is None else relu(p)
     return _weighted(x, p, first, second, activation_alpha, activation_beta, swiglu_limit)
 
 

@@ -1430,4 +1430,19 @@ SAMPLES[MICROSOFT, "QMoE"] += [
         kink=True,
         **_SWIGLU,
     ),
+    *(  # of negative shares, too
+        of(
+            n(5, 32),
+            n(5, 3),
+            *(q8(3, 64, 16), positive(3, 64, 2), n(3, 64)),
+            *(q8(3, 32, 16), positive(3, 32, 2), None),
+            *(None, None, None, None, None, None, n(5, 3)),
+            k=2,
+            block_size=16,
+            normalize_routing_weights=normalized,
+            kink=True,
+            **_SWIGLU,
+        )
+        for normalized in (0, 1)
+    ),
 ]
