@@ -7,8 +7,9 @@ weight here, or a weight that has another name here. The table shows what cannot
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -48,6 +49,9 @@ from graphgen.graph import (
 from graphgen.infer import describe
 from graphgen.passes.training.adapters import ADAPTERS
 from graphgen.subgraphs import ancestors, reads
+
+Doubts: TypeAlias = Callable[[], list[str]]
+"""All that has to be left out of training; asked for a refusal alone, since it compares weights."""
 
 
 class Weight(NamedTuple):
@@ -191,7 +195,7 @@ def choose_trainable(
         )
     )
     open_ = [n for n in lost if not (kept and kept.matches(n))]
-    doubts = [] if adapters else _doubts(found, missing, open_, wanted, kept)
+    doubts = cache(partial(_doubts, found, missing, open_, wanted, kept))
     _expect_all(missing, wanted, kept, doubts)
     _tell_calculated(open_, found, wanted, doubts)
     if wanted is not None:
@@ -296,7 +300,7 @@ def _doubts(
 
 
 def _expect_all(
-    missing: Sequence[str], wanted: Chosen | None, kept: Chosen | None, doubts: Sequence[str]
+    missing: Sequence[str], wanted: Chosen | None, kept: Chosen | None, doubts: Doubts
 ) -> None:
     """Raise for parameters in torch that would be trained, and are missing in the file."""
     names = [n for n in missing if wanted is None or wanted.matches(n)]
@@ -304,12 +308,12 @@ def _expect_all(
         raise GraphgenError(
             f"artifacts: the file lacks {listed(names)}, which torch's exporter folded, joined "
             f"with others or dropped, so they would not be trained as in torch: {EXPORT}, or leave "
-            f"all that is in doubt out with frozen={doubts}"
+            f"all that is in doubt out with frozen={doubts()}"
         )
 
 
 def _check_statistics(
-    found: _Found, wanted: Chosen | None, kept: Chosen | None, doubts: Sequence[str]
+    found: _Found, wanted: Chosen | None, kept: Chosen | None, doubts: Doubts
 ) -> None:
     """Raise for what would be trained, but is stored once with an equal statistic or state."""
     for name, value in found.values.items():
@@ -320,7 +324,7 @@ def _check_statistics(
             raise GraphgenError(
                 f"artifacts: {name} is {found.fixed[value]}, and a weight of "
                 f"{listed(found.uses[name].blocks) or 'another module'}: they were equal, and were "
-                f"stored once; {EXPORT}, or leave it out with frozen={doubts}"
+                f"stored once; {EXPORT}, or leave it out with frozen={doubts()}"
             )
 
 
@@ -330,7 +334,7 @@ def _check_trained(
     names: Sequence[str],
     meant: set[str],
     wanted: Chosen | None,
-    doubts: Sequence[str],
+    doubts: Doubts,
 ) -> None:
     """Raise if a weight cannot be trained, or would not be as in torch and is not meant."""
     value, used = found.values[name], found.uses.get(name)
@@ -353,19 +357,18 @@ def _check_trained(
         )
     if used is None or name in meant:
         return
-    mend = (
-        f"{EXPORT}, or leave it out with frozen={doubts}, or, if it is meant, give its whole name "
-        "in trainable="
-    )
+    problem = ""
     if used.folded:
-        raise GraphgenError(
-            f"artifacts: {name} is {used.folded}: trained, it would not change as it does in "
-            f"torch: {mend}"
+        problem = f"{used.folded}: trained, it would not change as it does in torch"
+    elif found.several(name) and is_fresh(value):
+        problem = (
+            f"one weight of {used.places()}, whose weights were equal and were stored once; "
+            "trained, they would stay equal"
         )
-    if found.several(name) and is_fresh(value):
+    if problem:
         raise GraphgenError(
-            f"artifacts: {name} is one weight of {used.places()}, whose weights "
-            f"were equal and were stored once; trained, they would stay equal: {mend}"
+            f"artifacts: {name} is {problem}: {EXPORT}, or leave it out with frozen={doubts()}, "
+            "or, if it is meant, give its whole name in trainable="
         )
 
 
@@ -374,7 +377,7 @@ def _check_copies(
     found: _Found,
     names: Sequence[str],
     meant: set[str],
-    doubts: Sequence[str],
+    doubts: Doubts,
 ) -> None:
     """Refuse, or warn of, weights that are stored twice, or once for several modules."""
     for name, other in copies.items():
@@ -382,7 +385,7 @@ def _check_copies(
             raise GraphgenError(
                 f"artifacts: {name} is {other} transposed: one weight before the "
                 f"export, and two in this file, which training would make different: {EXPORT}, or "
-                f"train one of them, with frozen={doubts}, or give both whole names in trainable="
+                f"train one of them, with frozen={doubts()}, or give both whole names in trainable="
             )
     shared = [n for n in names if found.several(n)]
     pairs = [tuple(found.uses[n].blocks) for n in shared if n not in meant]
@@ -419,7 +422,7 @@ def _surely_calculated(names: Sequence[str], found: _Found) -> list[str]:
 
 
 def _tell_calculated(
-    names: Sequence[str], found: _Found, wanted: Chosen | None, doubts: Sequence[str]
+    names: Sequence[str], found: _Found, wanted: Chosen | None, doubts: Doubts
 ) -> None:
     """Refuse, or warn of, parameters that are lost in what an exporter has calculated of them.
 
@@ -433,7 +436,7 @@ def _tell_calculated(
         raise GraphgenError(
             f"artifacts: torch's exporter calculated {some}{more}, of constants or of parameters, "
             f"which would not be trained as in torch: {EXPORT}, or leave them out with "
-            f"frozen={doubts}"
+            f"frozen={doubts()}"
         )
     if names:
         warn(
