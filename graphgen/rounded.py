@@ -117,10 +117,10 @@ class FileSizes(ShapeInferenceContext):
         bound = 0 if rest == "0" else self.least.get(rest)
         if (bound is not None and bound >= least - number) or smallest(str(size)) >= least:
             return True
-        wanted, bound = _inside(rest, least - number) or (rest, least - number)
         if self._smallest(rest) >= least - number:
             return True
         if later:
+            wanted, bound = _inside(rest, least - number) or (rest, least - number)
             self.asked[wanted] = min(bound, self.asked.get(wanted, bound))
         return False
 

@@ -119,8 +119,9 @@ def _by_position(
         places = position_ids + arange(dim(x, 1 if rank(x) == 3 else 2))
         position_ids = expand(unsqueeze(places, [0]), [dim(x, 0), 1])
     size, half = x.shape[-1], cos_cache.shape[-1]
-    if rank(x) == 3 and not (num_heads or rotary_embedding_dim) and isinstance(size, int):
-        num_heads = size // (2 * half) if isinstance(half, int) else None  # angles tell the heads
+    known = isinstance(size, int) and isinstance(half, int)
+    if known and rank(x) == 3 and not (num_heads or rotary_embedding_dim):
+        num_heads = size // (2 * half)  # angles tell how wide a head is
     return rotary_embedding(
         x,
         cos_cache,

@@ -89,9 +89,8 @@ graphgen/__init__ is the roof: it may import anything, and only `commands` may i
 PUBLIC = set(
     "build build_folder from_torch optimize compare diff explain bisect assert_graph export load "
     "Session generate artifacts Trainer TrainingSession AdamW SGD LoRA Loss Adapter grad nn ops "
-    "Tensor schedule "
-    "GraphgenError GraphgenWarning GateError float64 float32 float16 bfloat16 int64 int32 "
-    "bool_ Group to_checkpoint".split()
+    "Tensor schedule GraphgenError GraphgenWarning GateError float64 float32 float16 bfloat16 "
+    "int64 int32 bool_ Group to_checkpoint".split()
 )
 
 SOURCES = sorted(

@@ -69,11 +69,12 @@ def run(options: argparse.Namespace) -> None:
     }
     gguf, like, folder = False, options.like is not None, False
     if options.name not in ARCHITECTURES:
-        from graphgen.deployment.sources import is_gguf, is_of_hub
+        from graphgen.deployment.sources import is_gguf
+        from graphgen.models.published import hub
 
         gguf = is_gguf(options.name)
         like = like and not gguf
-        folder = gguf or (not like and (Path(options.name).is_dir() or is_of_hub(options.name)))
+        folder = gguf or (not like and (Path(options.name).is_dir() or hub.is_name(options.name)))
     others: tuple[str, ...] = _OF_NAMES if folder or like else _OF_FOLDERS
     defaults = {action.dest: action.default for action in options.actions}
     given = [name for name in others if getattr(options, name) != defaults[name]]

@@ -1,6 +1,7 @@
 """Folders that clients load, built of checkpoints and of exports."""
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 from graphgen.arguments import checked
@@ -90,11 +91,8 @@ def build_folder(
         verify=verify,
         stop_after=stop_after,
     )
-    path, written = here(os.fspath(source)), Path(output)
-    if like is not None:
-        folder = here(os.fspath(like), weights=False)
-        return Building(options, path, written, folder, like=True).run()
-    if not is_gguf(str(path)):
-        return Building(options, path, written, path, like=False).run()
-    with folder_of(path) as folder:
-        return Building(options, path, written, folder, like=False).run()
+    path = here(os.fspath(source))
+    beside = None if like is None else here(os.fspath(like), weights=False)
+    alone = beside is None and is_gguf(str(path))
+    with folder_of(path) if alone else nullcontext(beside or path) as folder:
+        return Building(options, path, Path(output), folder, like=like is not None).run()

@@ -98,11 +98,10 @@ class Building:
     def __init__(
         self, options: Options, source: Path, output: Path, folder: Path, *, like: bool
     ) -> None:
-        self._gguf = source if is_gguf(str(source)) else None
+        self._like, self._gguf = like, source if is_gguf(str(source)) else None
         export = like and self._gguf is None
         options.check(source, export=export)
         self._options, self._path, self._output, self._folder = options, source, output, folder
-        self._differs = like and self._gguf is not None
         self._head = None if options.head is None else Head.read(options.head)
         self._source = _of_export(source, folder) if export else self._of_checkpoint()
         self._examine()
@@ -157,7 +156,7 @@ class Building:
         if ignored := found.config.ignored:
             fields = ", ".join(ignored)
             remarks.append(f"{found.config.where}: {fields} without effect on the results: ignored")
-        if self._gguf is not None and self._differs:
+        if self._gguf is not None and self._like:
             remarks += differences(open_gguf(self._gguf), self._folder)
         if found.fresh is not None:
             remarks.append(found.fresh.line())

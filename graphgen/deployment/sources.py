@@ -5,11 +5,6 @@ from pathlib import Path
 from graphgen.models.published import hub
 
 
-def is_of_hub(name: str) -> bool:
-    """Whether it is OWNER/MODEL of the Hugging Face Hub, and nothing here has that path."""
-    return hub.is_name(name)
-
-
 def here(name: str, *, weights: bool = True) -> Path:
     """A path, or that of what the hub has by this name, which is downloaded."""
     return hub.download(name, weights=weights) if hub.is_name(name) else Path(name)
