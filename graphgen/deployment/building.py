@@ -25,6 +25,7 @@ from graphgen.generation.quality import Quality
 from graphgen.graph import count_nodes, parameters
 from graphgen.models.published import from_folder
 from graphgen.models.published.folder import context
+from graphgen.models.published.forms import FIELDS as FEW
 from graphgen.models.published.fresh import Head
 from graphgen.models.published.gguf import open_gguf
 from graphgen.models.published.gguf_like import differences
@@ -264,8 +265,8 @@ class Building:
         if self._tuning is not None:
             texts[TUNING] = json.dumps(self._tuning.to_json(), indent=2) + "\n"
         fields = self._source.fields or read_json(self._folder / "config.json")
-        # By quantization_config, clients would look for tensors that the folder does not have.
-        packed = fields.pop("quantization_config", None) is not None
+        # By these, clients would look for tensors that the folder does not have.
+        packed = [name for name in FEW if fields.pop(name, None) is not None]
         if self._head is not None:
             fields |= self._head.fields()
             for name in ("architectures", *(["num_labels"] if self._head.labels else [])):

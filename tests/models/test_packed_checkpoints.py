@@ -12,7 +12,8 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from random_checkpoints import GROUPED, random_checkpoint, write_weights
+from packed_checkpoints import FIELDS, checkpoints, packed, same_weights
+from random_checkpoints import write_weights
 from small_models import relative_rms, run_plain
 
 import graphgen as gg
@@ -23,20 +24,7 @@ from graphgen.quantize.effect import feeds_of
 from graphgen.quantize.kept import keep_bits
 from graphgen.safetensors import read_header
 
-FIELDS = {"model_type": "llama", **GROUPED, "num_hidden_layers": 1, "tie_word_embeddings": False}
 TOKENS = np.random.default_rng(5).integers(0, 200, (2, 7))
-
-
-def packed(numbers: Any, bits: int, order: Any = None) -> Any:
-    """Rows of numbers as words of 32 bits: of each 32 / bits, number order[i] in the i-th bits."""
-    each = 32 // bits
-    words = np.zeros((len(numbers), numbers.shape[1] // each), np.uint32)
-    for row, own in enumerate(numbers.tolist()):
-        for column in range(words.shape[1]):
-            for i in range(each):
-                number = own[column * each + (order[i] if order else i)]
-                words[row, column] |= np.uint32(number << (bits * i))
-    return words.view(np.int32)
 
 
 def gptq(
@@ -69,28 +57,6 @@ def awq(rng: Any, rows: int, columns: int, group: int) -> tuple[dict[str, Any], 
     return tensors, ((q - zeros[of]) * scales.astype(np.float64)[of]).T
 
 
-def checkpoints(
-    path: Path, config: dict[str, Any], layer: Any, own_fields: Any = FIELDS
-) -> tuple[Path, Path, Any]:
-    """A folder of few bits, one of the floats these stand for, and the floats by name."""
-    floats, few = path / "floats", path / "few"
-    random_checkpoint(floats, own_fields)
-    arrays = {w.name: w.read() for w in read_header(floats / "model.safetensors")}
-    own, known, rng = dict(arrays), {}, np.random.default_rng(3)
-    for name, array in arrays.items():
-        if "proj" in name or ".experts." in name:
-            tensors, known[name] = layer(rng, *array.shape)
-            del own[name]
-            base = name.removesuffix("weight")
-            own |= {base + part: np.ascontiguousarray(x) for part, x in tensors.items()}
-    arrays |= {n: w.astype("f4") for n, w in known.items()}
-    write_weights(floats / "model.safetensors", arrays)
-    few.mkdir()
-    write_weights(few / "model.safetensors", own)
-    (few / "config.json").write_text(json.dumps({**own_fields, "quantization_config": config}))
-    return few, floats, known
-
-
 CASES = {
     f"gptq {bits} bits, groups of {group}{', act order' * act}{', v2' * v2}{', symmetric' * sym}": (
         {"quant_method": "gptq", "bits": bits, "group_size": group, "desc_act": act, "sym": sym}
@@ -107,6 +73,8 @@ CASES = {
         (4, -1, False, False, False),
         (8, 32, True, False, True),
         (8, -1, False, True, False),
+        (3, 32, False, False, False),
+        (2, 64, True, True, False),
     )
 } | {
     f"awq, groups of {group}": (
@@ -144,11 +112,11 @@ def test_the_integers_of_the_file_are_those_of_the_graph(case: str, tmp_path: Pa
     by_row = [sorted(np.sort(w, axis=1).tobytes() for w in ws) for ws in (found, known.values())]
     assert by_row[0] == by_row[1]  # bit for bit, the columns of each row in any order
     for node in model.graph:
-        if node.op_type == "MatMulNBits" and config["bits"] == 4:
+        if node.op_type == "MatMulNBits" and config["bits"] < 8:
             node.attributes["accuracy_level"] = ir.AttrInt64("accuracy_level", 1)
     [feed] = feeds_of(model, TOKENS, rows=2)
     a, b = (run_plain(m, dict(feed))[0] for m in (wanted, model))
-    assert relative_rms(a, b) < (1e-5 if config["bits"] == 4 else 1e-3)
+    assert relative_rms(a, b) < (1e-5 if config["bits"] < 8 else 1e-3)
 
 
 def test_a_folder_of_few_bits_is_built_and_generates(tmp_path: Path, capsys: Any) -> None:
@@ -176,8 +144,8 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32}
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"quant_method": "fp8"}, "quant_method is 'fp8'; it must be gptq or awq"),
-        ({"bits": 3}, "bits is 3; it must be 4 or 8"),
+        ({"quant_method": "hqq"}, "quant_method is 'hqq'; it must be one of gptq, awq"),
+        ({"bits": 5}, "bits is 5; it must be 2, 3, 4 or 8"),
         ({"bits": "4"}, "bits is '4'; it must be an integer"),
         ({"quant_method": "awq", "bits": 8}, "bits is 8; it must be 4"),
         ({"quant_method": "awq", "version": "gemv"}, "version is 'gemv'; it must be 'gemm'"),
@@ -288,8 +256,11 @@ def test_notes_of_newer_programs_are_accepted(case: str, notes: Any, tmp_path: P
     assert relative_rms(a, b) < 1e-5
 
 
-def test_experts_of_few_bits_are_refused(tmp_path: Path) -> None:
+def test_experts_of_few_bits_are_read_as_floats(tmp_path: Path) -> None:
+    """Beside the rest, which keeps its bits; they are stacked."""
     fields = FIELDS | {"model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 1}
-    few, *_ = checkpoints(tmp_path, *CASES["gptq 4 bits, groups of 32"], fields)
-    with pytest.raises(GraphgenError, match="is one of several experts, whose few bits cannot"):
-        from_folder(few)
+    few, floats, _ = checkpoints(tmp_path, *CASES["gptq 4 bits, groups of 32"], fields)
+    found = from_folder(few)
+    assert found.few_bits == "gptq"
+    assert "6 weights of few bits (gptq) are read as the floats" in found.remarks[-1]
+    same_weights(from_folder(floats).model, found.model)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import onnx_ir as ir
 
+from graphgen.bits import KEPT
 from graphgen.display import on_screen
 from graphgen.errors import GraphgenError, near
 from graphgen.files import present
@@ -17,19 +18,18 @@ from graphgen.models.published.cache import in_dtype
 from graphgen.models.published.config import Config
 from graphgen.models.published.families import FAMILIES as FAMILIES, find_family as find_family
 from graphgen.models.published.family import Family
+from graphgen.models.published.few_bits import as_floats
 from graphgen.models.published.fresh import Fresh, Head
 from graphgen.models.published.gguf import gguf_in, open_gguf
 from graphgen.models.published.gguf_fields import check_absent
 from graphgen.models.published.heads import Vectors
-from graphgen.models.published.language_model import PART_OF, language_only
+from graphgen.models.published.language_model import PART_OF
 from graphgen.models.published.module_names import module_names, note_modules
-from graphgen.models.published.packed import FewBits, unpacked_names
-from graphgen.models.published.packing import packing_of
 from graphgen.models.published.saved_as import default_task, misfit_mend, own_code
 from graphgen.models.published.sentence import EMBEDS as EMBEDS, sentence_head, sentence_task
 from graphgen.models.published.seq2seq import DECODER, ENCODER, CrossAttention
 from graphgen.models.published.stored import check_files, stored_in
-from graphgen.models.published.weights import read_weights, stored_names
+from graphgen.models.published.weights import stored_names
 from graphgen.nn.attention import Attention
 from graphgen.nn.module import build, members
 from graphgen.safetensors import Weight
@@ -123,6 +123,9 @@ def from_folder(
     except GraphgenError as error:
         mend = misfit_mend(config, task, chosen, [*family.tasks])
         raise GraphgenError(f"{error}{mend}") from error
+    if method:
+        remarks += as_floats(stored, method, config.where)
+        method = method if any(KEPT in tensor.meta for tensor in weights.values()) else ""
     names = module_names(family, module, body=EMBEDS in task)
     if isinstance(getattr(module, "head", None), Vectors):
         embedding = sentence_head(folder, module.features, dtype)

@@ -10,9 +10,9 @@ import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
 from graphgen.models.published.config import Config
+from graphgen.models.published.few_bits import is_spare, keep
 from graphgen.models.published.fresh import Fresh
 from graphgen.models.published.mxfp4 import unpacked
-from graphgen.models.published.packed import few_bits, is_spare, keep
 from graphgen.models.published.weights import Stack, lazily, misfit, part_of, stacked, stored_names
 from graphgen.nn.linear import Linear
 from graphgen.nn.module import Module, Parameter, members
@@ -167,7 +167,6 @@ class Family:
                 continue
             weights = [[stored[name] for name in row] for row in rows]
             if isinstance(source, Stack):
-                problems += few_bits(names[0], weights[0])
                 read = partial(stacked, weights, source.alternate)
             else:
                 read = partial(part_of, weights[0][0], turned, source)

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from graphgen.bits import Bits, Blocks, packed as to_bytes
 from graphgen.errors import GraphgenError
-from graphgen.models.published.packed import FewBits
+from graphgen.models.published.few_bits import FewBits
 from graphgen.operands import Array
 from graphgen.safetensors import Weight
 

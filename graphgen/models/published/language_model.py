@@ -55,7 +55,9 @@ _ABSENT = {
 }
 """The types that a text part may have. The whole leaves out what others do with logits."""
 
-_OF_ALL = re.compile(r"\w+_token_id|(torch_)?dtype|transformers_version|quantization_config")
+_OF_ALL = re.compile(
+    r"\w+_token_id|(torch_)?dtype|transformers_version|(quantization|compression)_config"
+)
 _OF_IMAGES = ("mrope_section", "mrope_interleaved")  # which of three equal positions a feature has
 _CAP = "final_logit_softcapping"
 _NOTES = ("pixel_shuffle_factor", "use_resampler", "perceiver_config", "architectures")

@@ -13,8 +13,8 @@ from graphgen.safetensors import Weight
 BLOCKS, SCALES = "_blocks", "_scales"
 _BLOCK = 32  # numbers that share a scale
 _BIAS, _NAN = 127, 255  # of the scales' exponents
-_NUMBERS = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], np.float32)
-_NUMBERS = np.concatenate([_NUMBERS, -_NUMBERS])  # e2m1 by its four bits
+NUMBERS = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], np.float32)
+NUMBERS = np.concatenate([NUMBERS, -NUMBERS])  # e2m1 by its four bits
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Packed(Weight):
         kind = ir.DataType.UINT8
         size = Weight(self.path, self.name + BLOCKS, kind, shape, self.offset)
         packed = size.read()
-        pairs = np.stack([_NUMBERS[packed & 15], _NUMBERS[packed >> 4]], -1)
+        pairs = np.stack([NUMBERS[packed & 15], NUMBERS[packed >> 4]], -1)
         numbers = pairs.reshape(*powers.shape, _BLOCK)
         with np.errstate(under="ignore"):
             numbers = np.ldexp(numbers, powers[..., None].astype(np.int32) - _BIAS)

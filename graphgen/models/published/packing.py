@@ -1,11 +1,10 @@
-"""How a checkpoint's configuration says that its weights are few bits: GPTQ's and AWQ's.
+"""How a checkpoint's configuration says that its weights are GPTQ's or AWQ's.
 
 AutoRound (arXiv 2309.05516) finds other integers, and stores them as one of these two does.
 """
 
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
-from graphgen.bits import Bits
 from graphgen.models.published.config import Config
 
 _AUTO_ROUND = {"auto_round:auto_gptq": "gptq", "auto_round:auto_awq": "awq"}
@@ -28,7 +27,7 @@ class Packing(NamedTuple):
     """What quantization_config says of the tensors."""
 
     awq: bool
-    bits: Bits
+    bits: int
     group: int  # -1: all of K
     one_less: bool  # than it is, each zero is stored
     ordered: bool  # by g_idx, not as they stand, columns form groups
@@ -39,26 +38,17 @@ class Packing(NamedTuple):
         return "awq" if self.awq else "gptq"
 
 
-def packing_of(config: Config) -> Packing | None:
-    """The packing that the configuration names; None for a checkpoint of floats.
+def packing_of(own: Config, method: str) -> Packing:
+    """The packing that a quantization_config of gptq, awq or auto-round names.
 
-    Raises GraphgenError for a method, or a field, whose bits cannot be kept.
+    Raises GraphgenError for a field whose bits cannot be read.
     """
-    if config.raw("quantization_config") is None:
-        return None
-    own = config.part("quantization_config", "quantization_config")
-    method = own.take("quant_method", str)
-    if method == "mxfp4" and config.model_type == "gpt_oss":  # read as floats
-        own.raw("modules_to_not_convert")
-        return None
     if method == "auto-round":
         method = own.choose("packing_format", _AUTO_ROUND)
-    if method not in ("gptq", "awq"):
-        own.refuse("quant_method", method, "gptq or awq: give the checkpoint of floats")
     awq = method == "awq"
     bits = own.take(own.named("bits", "w_bit"), int)
-    if bits not in ((4,) if awq else (4, 8)):
-        own.refuse("bits", bits, "4" if awq else "4 or 8")
+    if bits not in ((4,) if awq else (2, 3, 4, 8)):
+        own.refuse("bits", bits, "4" if awq else "2, 3, 4 or 8")
     name = own.named("group_size", "q_group_size")
     group = own.raw(name, 128)
     if type(group) is not int or not (group == -1 or 0 < group <= 1 << 24):
@@ -79,7 +69,7 @@ def packing_of(config: Config) -> Packing | None:
     own.expect("act_bits", 16)
     for note in _NOTES.split():
         own.raw(note)
-    return Packing(awq, cast(Bits, bits), group, one_less, ordered)
+    return Packing(awq, bits, group, one_less, ordered)
 
 
 def _check_rules(own: Config, bits: int, group: int) -> None:

@@ -5,11 +5,11 @@ from pathlib import Path
 from graphgen.errors import GraphgenError
 from graphgen.files import present
 from graphgen.models.published.config import Config
+from graphgen.models.published.few_bits import FewBits, unpacked_names
+from graphgen.models.published.forms import form_of
 from graphgen.models.published.gguf import open_gguf
 from graphgen.models.published.gguf_names import read_gguf
 from graphgen.models.published.language_model import PART_OF, language_only
-from graphgen.models.published.packed import FewBits, unpacked_names
-from graphgen.models.published.packing import packing_of
 from graphgen.models.published.sentence import modules_of
 from graphgen.models.published.weights import read_weights
 from graphgen.safetensors import Weight
@@ -42,6 +42,13 @@ def stored_in(
         if config.given(PART_OF):
             stored, line = language_only(config, stored)
             remarks.append(line)
-    if (packing := packing_of(config)) is not None:
-        return unpacked_names(stored, packing, str(folder)), packing.method
-    return stored, "gguf" if any(isinstance(w, FewBits) for w in stored.values()) else ""
+    form = form_of(config)
+    if form is None:
+        return stored, "gguf" if any(isinstance(w, FewBits) for w in stored.values()) else ""
+    stored = unpacked_names(stored, form, str(folder))
+    if form.rounds:
+        remarks.append(
+            f"{config.where}: {form.method} also rounds what products read, in a way of its own, "
+            "which is left out: results are closer to those of the weights"
+        )
+    return stored, form.method

@@ -1,0 +1,242 @@
+"""Checkpoints of compressed-tensors, FP8 and bitsandbytes: what their tensors stand for.
+
+The tensors are written from the formats' descriptions, and know nothing of the reader; the
+reference is a checkpoint of the floats.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from packed_checkpoints import FIELDS, checkpoints, packed, same_weights
+from random_checkpoints import random_checkpoint, write_weights
+
+from graphgen.bits import KEPT
+from graphgen.commands import main
+from graphgen.errors import GraphgenError
+from graphgen.models.published import from_folder
+from graphgen.safetensors import read_header
+
+E4M3, E8M0 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e8m0fnu
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def integers(
+    bits: int, group: int, *, packs: bool = True, even: bool = True, order: bool = False
+) -> Any:
+    """A layer of compressed-tensors: signed integers, groups along K, -1 for all of K."""
+
+    def make(rng: Any, rows: int, columns: int) -> Any:
+        size = columns if group == -1 else group
+        of, half = np.arange(columns) // size, 2 ** (bits - 1)
+        of = rng.permutation(of) if order else of
+        q = rng.integers(-half, half, (rows, columns))
+        zeros = rng.integers(-half, half, (rows, of.max() + 1)) * (not even)
+        scales = (rng.random(zeros.shape) / half).astype(np.float16)
+        parts: dict[str, Any] = {"weight_scale": scales}
+        if packs:
+            parts["weight_packed"] = packed(q + half, bits)
+            parts["weight_shape"] = np.array(q.shape)
+        else:
+            parts["weight"] = q.astype(np.int8)
+        if not even:
+            own = packed(zeros.T + half, bits).T if packs else zeros.astype(np.int8)
+            parts["weight_zero_point"] = own
+        parts |= {"weight_g_idx": of.astype(np.int32)} if order else {}
+        return parts, (q - zeros[:, of]) * scales.astype(np.float64)[:, of]
+
+    return make
+
+
+def padded_integers(rng: Any, rows: int, columns: int) -> Any:
+    """Three bits, as compressed-tensors wrote them before 0.20: ten in a word."""
+    parts, w = integers(3, 32)(rng, rows, columns)
+    q = np.rint(w / np.repeat(parts["weight_scale"].astype(np.float64), 32, 1)).astype(int) + 4
+    words = np.zeros((rows, -(-columns // 10)), np.uint32)
+    for at in range(columns):
+        words[:, at // 10] |= (q[:, at] << (3 * (at % 10))).astype(np.uint32)
+    return parts | {"weight_packed": words.view(np.int32)}, w
+
+
+def eights(name: str, rows_of: int, columns_of: int, kind: Any = np.float32) -> Any:
+    """FP8 with a scale for each block of so many rows and columns; 0 is for all."""
+
+    def make(rng: Any, rows: int, columns: int) -> Any:
+        q = rng.standard_normal((rows, columns)).astype(E4M3)
+        of = [np.arange(n) // (size or n) for n, size in ((rows, rows_of), (columns, columns_of))]
+        scales = (2.0 ** rng.integers(-4, 1, (of[0][-1] + 1, of[1][-1] + 1))).astype(kind)
+        w = q.astype(np.float64) * scales.astype(np.float64)[of[0]][:, of[1]]
+        scales = scales.reshape(()) if scales.size == 1 else scales
+        return {"weight": q, name: scales, "input_scale": np.ones((), np.float32)}, w
+
+    return make
+
+
+def fours(own: Any, over: str) -> Any:
+    """FP4: of two numbers the first is in the low bits; a scale for 16, or a power for 32."""
+
+    def make(rng: Any, rows: int, columns: int) -> Any:
+        codes = rng.integers(0, 16, (rows, columns)).astype(np.uint8)
+        scales = (rng.random((rows, columns // (16 if over else 32))) + 0.1).astype(own)
+        parts = {
+            "weight" if "scale_2" in over else "weight_packed": codes[:, ::2] | codes[:, 1::2] << 4,
+            "weight_scale": scales if over else scales.view(np.uint8),
+        }
+        factor = 1.0
+        if over:
+            parts[over] = np.float32([0.25])
+            factor = 0.25 if "scale_2" in over else 4.0
+        factors = np.repeat(scales.astype(np.float64), columns // scales.shape[1], 1)
+        return parts, E2M1[codes] * factors * factor
+
+    return make
+
+
+def nf4(rng: Any, rows: int, columns: int) -> Any:
+    """bitsandbytes: the first of two is in the high bits; factors are rounded, too."""
+    codes = rng.integers(0, 16, rows * columns)
+    table, nested = np.sort(rng.standard_normal(16)), np.sort(rng.random(256))
+    table, nested = table.astype(np.float32), nested.astype(np.float32)
+    factors = rng.integers(0, 256, rows * columns // 64).astype(np.uint8)
+    own = rng.random(-(-len(factors) // 16)).astype(np.float32)
+    state = {"quant_type": "nf4", "blocksize": 64, "shape": [rows, columns], "dtype": "float16"}
+    state |= {"nested_blocksize": 16, "nested_offset": 0.5, "nested_dtype": "float32"}
+    absmax = nested[factors] * own[np.arange(len(factors)) // 16].astype(np.float64) + 0.5
+    parts = {
+        "weight": (codes[::2] << 4 | codes[1::2]).astype(np.uint8)[:, None],
+        "weight.absmax": factors,
+        "weight.quant_map": table,
+        "weight.nested_absmax": own,
+        "weight.nested_quant_map": nested,
+        "weight.quant_state.bitsandbytes__nf4": np.frombuffer(json.dumps(state).encode(), "u1"),
+    }
+    return parts, (table[codes] * np.repeat(absmax, 64)).reshape(rows, columns)
+
+
+def rows_of_bytes(rng: Any, rows: int, columns: int) -> Any:
+    q = rng.integers(-127, 128, (rows, columns)).astype(np.int8)
+    largest = rng.random(rows).astype(np.float32)
+    parts = {"weight": q, "SCB": largest, "weight_format": np.zeros((), np.uint8)}
+    return parts, q * largest[:, None].astype(np.float64) / 127
+
+
+def scheme(name: str, **weights: Any) -> dict[str, Any]:
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": None}
+    fields = {"quant_method": "compressed-tensors", "format": name, "ignore": ["lm_head"]}
+    return fields | {"config_groups": {"group_0": group}, "quantization_status": "compressed"}
+
+
+GROUPS = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3"}
+CASES: dict[str, tuple[dict[str, Any], Any, bool]] = {
+    "4 bits": (scheme("pack-quantized", **GROUPS), integers(4, 32), True),
+    "4 bits, zero points": (scheme("pack-quantized", **GROUPS), integers(4, 32, even=False), True),
+    "4 bits, order": (scheme("pack-quantized", **GROUPS), integers(4, 32, order=True), True),
+    "3 bits": (scheme("pack-quantized", **GROUPS | {"num_bits": 3}), integers(3, 32), True),
+    "3 bits, ten in a word": (
+        scheme("pack-quantized", **GROUPS | {"num_bits": 3}),
+        padded_integers,
+        True,
+    ),
+    "8 bits of channels": (
+        scheme("int-quantized", num_bits=8, strategy="channel"),
+        integers(8, -1, packs=False, even=False),
+        True,
+    ),
+    "FP8 of channels": (
+        scheme("float-quantized", num_bits=8, type="float"),
+        eights("weight_scale", 1, 0),
+        False,
+    ),
+    "NVFP4": (
+        scheme("nvfp4-pack-quantized", num_bits=4, type="float", group_size=16),
+        fours(E4M3, "weight_global_scale"),
+        False,
+    ),
+    "MXFP4": (
+        scheme("mxfp4-pack-quantized", num_bits=4, type="float", group_size=32),
+        fours(E8M0, ""),
+        False,
+    ),
+    "fp8": (FP8 | {"weight_block_size": [48, 32]}, eights("weight_scale_inv", 48, 32), False),
+    "fp8, one scale": (FP8, eights("weight_scale_inv", 0, 0), False),
+    "modelopt": (
+        {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+        fours(E4M3, "weight_scale_2"),
+        False,
+    ),
+    "nf4": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, nf4, False),
+    "int8": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, rows_of_bytes, True),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_weights_are_what_the_tensors_stand_for(case: str, tmp_path: Path) -> None:
+    config, layer, kept = CASES[case]
+    few, floats, _ = checkpoints(tmp_path, config, layer)
+    found = from_folder(few)
+    same_weights(from_folder(floats).model, found.model)
+    values = [v.const_value for v in found.model.graph.initializers.values()]
+    assert sum(v is not None and KEPT in v.meta for v in values) == 7 * kept
+    assert bool(found.few_bits) == kept
+    told = "7 weights of few bits (" + config["quant_method"]
+    assert any(told in line for line in found.remarks) != kept
+
+
+def test_a_folder_of_fp8_is_built_of_floats_and_may_be_quantized(tmp_path: Path) -> None:
+    few, *_ = checkpoints(tmp_path, *CASES["fp8"][:2])
+    out = tmp_path / "out"
+    assert main(["build", str(few), "-o", str(out), "--quantize", "int4"]) == 0
+    assert "quantization_config" not in (out / "config.json").read_text()
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"format": "marlin-24"}, "format is 'marlin-24'; it must be one of float-quantized"),
+        ({"config_groups": {}}, "config_groups is {}; it must be an object of schemes"),
+        ({"transform_config": {"R1": {}}}, "transform_config is {'R1': {}}; it must be empty"),
+        ({"sparsity_config": {"format": "sparse-24-bitmask"}}, "it must be of format dense"),
+        (scheme("pack-quantized", **GROUPS | {"num_bits": 9}), "num_bits is 9; it must be 2 to 8"),
+        (scheme("pack-quantized", **GROUPS | {"num_bits": 8}), "which is none of [8] bits"),
+        (scheme("pack-quantized", **GROUPS | {"group_size": 64}), "and groups of [64]"),
+        ({"more": 1}, "does not have these fields: more = 1"),
+    ],
+)
+def test_what_does_not_fit_is_refused(change: Any, told: str, tmp_path: Path) -> None:
+    few, *_ = checkpoints(tmp_path, *CASES["4 bits"][:2])
+    config = CASES["4 bits"][0] | change
+    (few / "config.json").write_text(json.dumps({**FIELDS, "quantization_config": config}))
+    with pytest.raises(GraphgenError) as caught:
+        from_folder(few)
+    assert told in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("case", "part"), [("fp8", "weight_scale_inv"), ("nf4", "weight.absmax")])
+def test_parts_of_another_size_are_refused(case: str, part: str, tmp_path: Path) -> None:
+    few, *_ = checkpoints(tmp_path, *CASES[case][:2])
+    arrays = {w.name: w.read() for w in read_header(few / "model.safetensors")}
+    name = f"model.layers.0.mlp.up_proj.{part}"
+    write_weights(few / "model.safetensors", arrays | {name: arrays[name][:-1]})
+    with pytest.raises(GraphgenError, match=r"weights do not fit: model\.layers\.0\.mlp\.up_proj"):
+        from_folder(few)
+
+
+def test_a_tied_head_of_few_bits_is_compared_by_its_numbers(tmp_path: Path) -> None:
+    """Not by the bytes of its tensors."""
+    table = "model.embed_tokens"
+    random_checkpoint(tmp_path, FIELDS | {"tie_word_embeddings": True})
+    arrays = {w.name: w.read() for w in read_header(tmp_path / "model.safetensors")}
+    parts, w = rows_of_bytes(np.random.default_rng(0), *arrays.pop(f"{table}.weight").shape)
+    arrays |= {f"{table}.{name}": part for name, part in parts.items()}
+    write_weights(tmp_path / "model.safetensors", arrays | {"lm_head.weight": np.float32(w)})
+    fields = FIELDS | {"tie_word_embeddings": True, "quantization_config": CASES["int8"][0]}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(GraphgenError, match="has other numbers for it"):  # than SCB / 127 gives
+        from_folder(tmp_path)
+    stored = np.float32(parts["SCB"][:, None] / np.float32(127)) * parts["weight"]
+    write_weights(tmp_path / "model.safetensors", arrays | {"lm_head.weight": stored})
+    from_folder(tmp_path)
