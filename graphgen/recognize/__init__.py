@@ -8,6 +8,7 @@ import graphgen.recognize.canonical
 import graphgen.recognize.choices
 import graphgen.recognize.contractions
 import graphgen.recognize.groups
+import graphgen.recognize.layouts
 import graphgen.recognize.loops
 import graphgen.recognize.recurrent
 import graphgen.recognize.renormalized

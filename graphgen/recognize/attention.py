@@ -167,7 +167,7 @@ def _rewrite(node: ir.Node, i: int, scores: Scores) -> Rewrite | Miss:
     views = (scores.q, scores.k, v)
     ends = [*(view.source for view in views), *scores.ends]
     mixed = _in_one_dtype(scores, views)
-    if (unlike := _take_rows(scores)) is not None:
+    if (unlike := _take_factors(scores)) is not None:
         return unlike
     scores.biases = _summed(scores.biases)
     mask = scores.mask(laid.target(laid.query, laid.key))
@@ -203,21 +203,24 @@ def _in_one_dtype(scores: Scores, views: Sequence[View]) -> bool:
         for view in views:
             view.source = cast(view.source, to=wide)
     # A kernel accepts a float32 mask with 16-bit operands.
-    for term in (*scores.biases, *scores.rows):
-        if mixed or term in scores.rows or adopt(term.value).dtype == np.float64:
+    for term in (*scores.biases, *scores.factors):
+        if mixed or term in scores.factors or adopt(term.value).dtype == np.float64:
             term.value = cast_like(adopt(term.value), views[-1].source)
     return mixed
 
 
-def _take_rows(scores: Scores) -> Miss | None:
-    """Let Q take the factors that the scores of each query have."""
-    for term in scores.rows:
-        factor = term.placed(scores.q.axes, scores.known)
-        if factor is None:
+def _take_factors(scores: Scores) -> Miss | None:
+    """Let Q take the factors that the scores of each query have, and K those of each key."""
+    for term in scores.factors:
+        for view in (scores.q, scores.k):
+            factor = term.placed(view.axes, scores.known)
+            if factor is not None:
+                x = view.source
+                view.source = x / factor if term.divides else x * factor
+                break
+        else:
             given = describe(term.value)
-            return Miss(f"the scores are multiplied by {given}, wanted one number for each query")
-        q = scores.q.source
-        scores.q.source = q / factor if term.divides else q * factor
+            return Miss(f"the scores are multiplied by {given}, wanted one for each query or key")
     return None
 
 

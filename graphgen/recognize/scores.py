@@ -17,7 +17,14 @@ from graphgen.graph import constant, is_float, present_inputs, produced_by, scal
 from graphgen.infer import describe, is_named, same_dim, same_shape
 from graphgen.match import Miss
 from graphgen.ops.elementwise import add, logical_and, logical_not, maximum, where
-from graphgen.ops.layout import dim, lowest_of, numpy_dtype, transpose
+from graphgen.ops.layout import (
+    dim,
+    lowest_of,
+    numpy_dtype,
+    squeeze,
+    transpose,
+    unsqueeze,
+)
 from graphgen.ops.shapes import broadcast_partner, is_above_one
 from graphgen.ops.softmax import softmax
 from graphgen.recognize.axes import (
@@ -75,7 +82,7 @@ class Scores:
         self.keeps: list[Term] = []
         self.guards: list[Term] = []
         self.biases: list[Term] = []
-        self.rows: list[Term] = []  # a factor of each query
+        self.factors: list[Term] = []  # of each query or key
         self.gates: list[Term] = []  # the same of the weights
         self.lows: list[float] = []
         self.bounds: dict[ir.Value, float] = {}  # if a number is low beside these scores alone
@@ -116,7 +123,7 @@ class Scores:
                     other = content_of(by)
                     return Miss(f"{node.op_type} of the scores by {other}, wanted a number above 0")
                 factors[i] = 1.0
-                if (problem := found._term(found.rows, node, by, divides=divides)) is not None:
+                if (problem := found._term(found.factors, node, by, divides=divides)) is not None:
                     return problem
             found.scale *= factors[i]
             later = [after.op_type for after, _ in steps[i:]]
@@ -242,7 +249,7 @@ class Scores:
             gate = node.inputs[1 - i]
             self.ends += [gate] if gate is not None else []
             problem = self._term(self.gates, node, gate)
-            axes = [axis for term in self.gates[-1:] for d in term.view.dims for axis in leaves(d)]
+            axes = [axis for term in self.gates[-1:] for d in term.view.axes for axis in leaves(d)]
             along = problem is None and {*axes} & {*leaves(self.key)}
             return weights_changed("Mul changes") if along else problem
         if node.op_type != "Where":
@@ -406,13 +413,27 @@ class Term:
         wanted = [leaves(d) for d in target[len(target) - len(self.view.dims) :]]
         given = [leaves(d) for d in self.view.dims]
         fits = all(g in ([], w) for g, w in zip(given, wanted, strict=False))
-        whole, perm = len(given) <= len(target) and fits, _order(given, wanted)
+        whole = len(given) <= len(target) and fits
         x = adopt(self.value) if whole else self.view.arranged(target, known)
         if self.loose and not whole:
-            x = None if perm is None else transpose(adopt(self.value), perm=perm)
+            x = _moved(adopt(self.value), given, [leaves(d) for d in target])
         if x is None:
             return None
         return logical_not(x) if self.negated else x if self.factor == 1.0 else x * self.factor
+
+
+def _moved(x: Tensor, given: Dims, target: Dims) -> Tensor | None:
+    """x with its dimensions in the order of `target`, and 1 for others; None if it lacks one."""
+    perm = _order(given, target[len(target) - len(given) :])
+    if perm is not None:
+        return transpose(x, perm=perm)
+    own = [axes for axes in given if axes]
+    if any(axes not in target for axes in own):
+        return None
+    x = squeeze(x, [i for i, axes in enumerate(given) if not axes])
+    order = sorted(own, key=target.index)
+    x = x if order == own else transpose(x, perm=[own.index(axes) for axes in order])
+    return unsqueeze(x, [i for i, axes in enumerate(target) if axes not in own])
 
 
 def _order(given: Dims, wanted: Dims) -> list[int] | None:

@@ -314,6 +314,7 @@ GATES: dict[str, list[Any]] = {
     "of heads": [H, 1, 1],
     "of a batch": ["b", 1, 1, 1],
     "of all": [],
+    "of queries, tiled": ["b", 1, "t", 1],
 }
 
 
@@ -323,6 +324,7 @@ def test_a_factor_of_each_query_or_head_follows_the_operator(name: str, turned: 
     """As SASRec's mask of queries and transformers' head_mask, between softmax and product."""
 
     def body(q: Any, k: Any, v: Any, gate: Any) -> Any:
+        gate = ops.tile(gate, [1, 1, 1, ops.dim(k, 1)]) if "tiled" in name else gate
         w = gate * ops.softmax(plain_scores(q, k))
         if turned:
             return ops.swap_last(heads(v)) @ ops.swap_last(w)
@@ -1116,15 +1118,26 @@ def scale_a_key(q: Any, k: Any, v: Any) -> Any:
     return ops.softmax((q @ ops.swap_last(k)) * ops.swap_last(ops.reduce_max(k, [3]))) @ v
 
 
+def scale_a_score(q: Any, k: Any, v: Any) -> Any:
+    scores = q @ ops.swap_last(k)
+    return ops.softmax(scores * (ops.reduce_max(q, [3]) + ops.reduce_max(scores, [2]))) @ v
+
+
 def scale_a_query_behind_a_bias(q: Any, k: Any, v: Any) -> Any:
     return ops.softmax((q @ ops.swap_last(k) + k @ ops.swap_last(k)) * ops.reduce_max(q, [3])) @ v
 
 
 @pytest.mark.parametrize(
     ("body", "found"),
-    [(scale_a_head, 1), (scale_a_query, 1), (scale_a_key, 0), (scale_a_query_behind_a_bias, 0)],
+    [
+        (scale_a_head, 1),
+        (scale_a_query, 1),
+        (scale_a_key, 1),
+        (scale_a_score, 0),
+        (scale_a_query_behind_a_bias, 0),
+    ],
 )
-def test_a_number_a_row_is_a_factor_of_the_queries(body: Any, found: int) -> None:
+def test_a_number_a_row_is_a_factor_of_the_queries_or_keys(body: Any, found: int) -> None:
     model = build(body, primitives=True, **dict.fromkeys("qkv", gg.float32["b", H, "t", D]))
     best = optimize(model, verify=True)
     assert count_operators(best.model).get("Attention", 0) == found
