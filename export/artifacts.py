@@ -38,8 +38,8 @@ from graphgen.export.opset import hide_from_checker, keeps_meaning, stamp
 from graphgen.export.optimizers import AdamW, Optimizer
 from graphgen.export.precision import Precision
 from graphgen.export.prepared import Prepared, Profile
-from graphgen.export.trainable import Weights
 from graphgen.export.trained import BASE
+from graphgen.export.weights import Weights
 from graphgen.export.write import replacing
 from graphgen.files import path_of
 from graphgen.graph import ModelLike

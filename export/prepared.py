@@ -28,7 +28,9 @@ from graphgen.export.optimizers import AdamW, Optimizer, check_profile
 from graphgen.export.past import without_past
 from graphgen.export.precision import DTYPES, LOSS_SCALE, Precision
 from graphgen.export.session import model_of
-from graphgen.export.trainable import Weights, choose_trainable
+from graphgen.export.torch_files import expect_projections
+from graphgen.export.trainable import choose_trainable
+from graphgen.export.weights import Weights
 from graphgen.graph import ModelLike, count_operators, parameters
 from graphgen.match import Engine, Pass, run_passes
 from graphgen.op import TABLE, is_a
@@ -219,6 +221,7 @@ def _to_train(
 ) -> ir.Model:
     """A copy of the model in the form in which it is trained."""
     training = _copy(model)
+    expect_projections(training)
     without_past(training)
     put_dropout(training, dropout)
     in_evaluation(training)

@@ -8,16 +8,18 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 
+import numpy as np
 import onnx_ir as ir
 
 from graphgen import ops
 from graphgen.errors import GraphgenError
-from graphgen.export.uses import SCRIPTS, Uses
+from graphgen.export.uses import SCRIPTS, Uses, listed
 from graphgen.graph import (
     CONSTANT,
     ORIGIN,
     TORCH_CALL,
     TORCH_KIND,
+    constant,
     is_constant_name,
     present_inputs,
 )
@@ -40,6 +42,9 @@ _FOLDED = "pkg.onnxscript.optimizer.folded_from"
 
 OF_CONSTANTS = "calculated of constants"
 
+_ZEROS = 0.01
+"""The part of a weight's numbers that are 0 from which it may be one times a mask."""
+
 _KINDS = {"BUFFER": "a buffer", "CONSTANT_TENSOR": "a constant in torch"}
 """What torch's exporter calls what is no parameter."""
 
@@ -59,6 +64,10 @@ class Program:
             r"^(\w+): (PARAMETER|BUFFER) target='(.*?)'( |$)", signature, re.MULTILINE
         )
         self._names = {holder: name for holder, kind, name, _ in found if kind == "PARAMETER"}
+        self.mutated = {
+            *re.findall(r"^\w+: BUFFER_MUTATION target='(.*?)'", signature, re.MULTILINE)
+        }
+        """The buffers that each call of the module changes."""
         self.parameters = [*self._names.values()]
         buffers = {name for _, kind, name, _ in found if kind == "BUFFER"}
         self._absent = {h for h, name in self._names.items() if name not in graph.initializers}
@@ -101,6 +110,15 @@ class Program:
             return []
         return [n for n, made in self._made_of.items() if made and every.isdisjoint(made)]
 
+    def made_of(self, name: str, others: Collection[str]) -> bool:
+        """Whether the file says that one of `others` went into what an exporter has calculated."""
+        return not self._made_of.get(name, set()).isdisjoint(others)
+
+    def of_parameters(self) -> set[str]:
+        """What the file says was calculated of parameters, among them weights that were moved."""
+        every = {*self._names, *self._names.values()}
+        return {name for name in self._made_of if self.made_of(name, every)}
+
     def missing(self, calculated: Sequence[str]) -> list[str]:
         """The parameters, by their names there, that a file lacks: folded, joined or left out.
 
@@ -119,6 +137,18 @@ class Program:
         return [name for holder, name in self._names.items() if holder in found]
 
 
+def expect_projections(model: ir.Model) -> None:
+    """Raise GraphgenError for a file of an LSTM with projections, which dynamo's leaves out."""
+    if found := re.search(
+        r"target='(.*)weight_hr_l0'", model.graph.metadata_props.get(_SIGNATURE, "")
+    ):
+        raise GraphgenError(
+            f"artifacts: {found[1].strip('.') or 'the module'} is an LSTM with proj_size, which "
+            "torch's exporter writes without its projection: make it without, or as a loop of "
+            "LSTMCells"
+        )
+
+
 def is_scripted(model: ir.Model) -> bool:
     """Whether TorchScript's exporter of torch wrote a file, whose nodes are called as paths."""
     values = model.graph.initializers.values()
@@ -129,9 +159,23 @@ def is_scripted(model: ir.Model) -> bool:
     )
 
 
-def perhaps_buffers(names: Sequence[str]) -> list[str]:
-    """Names that modules of torch do not give their own parameters: weight, bias, weight_ih_l0."""
-    return [n for n in names if not re.search(r"(^onnx::|(^|\.)(in_proj_)?(weight|bias)\w*$)", n)]
+def buffers_by_name(names: Collection[str]) -> dict[str, str]:
+    """What spectral_norm and prune of torch keep beside the parameter weight_orig, and what it is.
+
+    TorchScript's exporter keeps their names, and does not say that they are buffers.
+    """
+    found = ((name, re.fullmatch(r"(.+)_(u|v|mask)", name)) for name in names)
+    return {n: _KINDS["BUFFER"] for n, match in found if match and f"{match[1]}_orig" in names}
+
+
+def in_doubt(names: Sequence[str]) -> str:
+    """What a file of TorchScript's does not say of weights that are trained, or ""."""
+    own = r"(^onnx::|(^|\.)(in_proj_)?(weight|bias)\w*$)"  # of torch's modules: weight_ih_l0
+    buffers = [n for n in names if not re.search(own, n)]
+    moved = [n for n in names if n.startswith("onnx::")]
+    doubts = [f"parameters from buffers: {listed(buffers)}"] if buffers else []
+    doubts += [f"weights that it moved from calculated ones: {listed(moved)}"] if moved else []
+    return "; nor ".join(doubts)
 
 
 def calculated_by_torch(
@@ -147,7 +191,8 @@ def calculated_by_torch(
     That is a mask, a zero state, or what it made of a parameter, such as an expanded one. Operands
     of products, and of cells, are weights that it transposed or joined, unless they are called like
     another operator: a weight that a module normalizes; or `told` to be no weights. A file may
-    list its `parameters`, and have none by its name.
+    list its `parameters`, and have none by its name. TorchScript's has the weight of a Gemm by its
+    own name, and what has zeros may be a weight times a mask.
     """
     known = {n for n in values if TORCH_KIND in values[n].metadata_props} | {*parameters}
     made = {
@@ -156,7 +201,14 @@ def calculated_by_torch(
         if (known and n not in known) or (scripted and (uses[n].renamed or re.match(SCRIPTS, n)))
     }
     other = {n for n in made if known and re.fullmatch(_CALCULATES, n)} | {*told}
+    if scripted:
+        other |= {n for n in made if n.startswith("onnx::Gemm_") or _has_zeros(values[n])}
     return [n for n in names if (n in made or n in told) and (n in other or not uses[n].in_product)]
+
+
+def _has_zeros(value: ir.Value) -> bool:
+    array = constant(value)
+    return array is not None and _ZEROS <= float(np.mean(array == 0) if array.size else 1) < 1
 
 
 def calculated_numbers(

@@ -25,6 +25,19 @@ def expect_plain(module: Any) -> None:
                 f"LSTM without its projection: make it without, or as a loop of LSTMCells"
                 f"{user_line()}"
             )
+        moves = part.training and getattr(part, "running_mean", None) is not None
+        if moves and getattr(part, "momentum", 0) is None:
+            raise GraphgenError(
+                f"{who}: {name or 'it'} has momentum=None, and torch cannot export a mean over all "
+                "batches: make it with a number, such as momentum=0.1, or call its "
+                f"eval(){user_line()}"
+            )
+        if moves and type(part).__name__.startswith("InstanceNorm"):
+            raise GraphgenError(
+                f"{who}: {name or 'it'} has track_running_stats=True, and each call in training "
+                "mode changes them, for which torch's exporter has no place: make it without, or "
+                f"call its eval(){user_line()}"
+            )
     for name, parameter in module.named_parameters():
         if parameter.requires_grad and parameter._backward_hooks:
             raise GraphgenError(

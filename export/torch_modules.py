@@ -22,10 +22,10 @@ from graphgen.errors import GraphgenError, near, user_line
 from graphgen.export.outputs import SIGNATURE
 from graphgen.export.read import load
 from graphgen.export.torch_gradients import expect_plain, expect_same_gradients
-from graphgen.export.torch_results import Call, expect_same, names_of_results
+from graphgen.export.torch_results import Call, expect_same, keeps, names_of_results
 from graphgen.graph import NAMES_OF, ORIGIN, SCALARS, is_float, present_inputs
 from graphgen.op import is_a
-from graphgen.passes.training.batch_norms import is_norm, note
+from graphgen.passes.training.batch_norms import is_by_batch_alone, is_norm, note, note_as_called
 from graphgen.passes.training.dropouts import RATE, in_inference, is_site
 from graphgen.passes.training.held import HELD, note_held
 from graphgen.places import block_of
@@ -111,7 +111,7 @@ def from_torch(
                 f"from_torch: torch cannot export {type(module).__name__}: "
                 f"{_with_mend(_reason(error))}{user_line()}"
             ) from error
-        model = load(path)
+        model = _load(path, program, type(module).__name__)
         _fold_sizes(model)
         _name_outputs(model.graph, output_names or (), names_of_results(program))
         _name(model, called)
@@ -131,23 +131,29 @@ def from_torch(
     return model
 
 
+def _load(path: Path, program: Any, who: str) -> ir.Model:
+    """Read the file; one in which a buffer has two values is not valid."""
+    try:
+        return load(path)
+    except GraphgenError as error:
+        changed = [*program.exported_program.graph_signature.buffers_to_mutate.values()]
+        if mine := [name for name in changed if f"'{name}'" in str(error)]:
+            raise keeps(f"from_torch: {who}", f"changes {mine[0]}, and reads it") from error
+        raise
+
+
 def _note_norm(node: ir.Node, module: Any, path: str) -> None:
     """Let a norm use the batch in training, if its module is in training mode."""
     part = _part(module, path)
-    who, known = f"from_torch: {path or 'the module'}", hasattr(part, "track_running_stats")
-    if known and part.running_mean is None:
+    known = hasattr(part, "track_running_stats")
+    if not is_by_batch_alone(node) and known and part.training and part.momentum is not None:
+        note(node, float(part.momentum), unbiased=True)
+    elif not note_as_called(node) and getattr(part, "training", False):
         raise GraphgenError(
-            f"{who}, {type(part).__name__}, has no running statistics, and torch's exporter writes "
-            f"0 and 1 for them: make it with track_running_stats=True{user_line()}"
+            f"from_torch: {path or 'the module'} is in training mode and calls batch_norm itself, "
+            "and torch's exporter does not say whether it uses the batch: use "
+            f"torch.nn.BatchNorm2d, or call eval(){user_line()}"
         )
-    if not getattr(part, "training", False):
-        return
-    if not known:
-        raise GraphgenError(
-            f"{who} is in training mode and calls batch_norm itself, and torch's exporter does not "
-            f"say whether it uses the batch: use torch.nn.BatchNorm2d, or call eval(){user_line()}"
-        )
-    note(node, float(part.momentum), unbiased=True)
 
 
 def from_function(source: str) -> ir.Model:

@@ -58,7 +58,7 @@ def _compare(who: str, model: ir.Model, session: Session, call: Call, *, example
                 warn(f"{who} is not compared with its model, as a call of it fails: {error}")
             return
         if changed and _differences(model, wanted, state.run(call, restored=False)[0]):
-            raise _keeps(who, f"changes {changed[0]}, and the next one computes another result")
+            raise keeps(who, f"changes {changed[0]}, and the next one computes another result")
         try:
             got = session(feeds)
         except GraphgenError as error:
@@ -81,7 +81,7 @@ def _compare(who: str, model: ir.Model, session: Session, call: Call, *, example
                     moved = []
         if moved:
             what = f"in training mode changes {moved[0]}, and the next one reads it"
-            raise _keeps(who, what, "give the module in evaluation mode, or ")
+            raise keeps(who, what, "give the module in evaluation mode, or ")
         if apart and _differences(model, wanted, state.run(call, seed=1)[0]):
             warn(f"{who} is not compared with its model, as it draws random numbers")
             return
@@ -93,7 +93,8 @@ def _compare(who: str, model: ir.Model, session: Session, call: Call, *, example
         )
 
 
-def _keeps(who: str, what: str, mend: str = "") -> GraphgenError:
+def keeps(who: str, what: str, mend: str = "") -> GraphgenError:
+    """The error for a module that keeps something from one call to the next."""
     return GraphgenError(
         f"{who}: each call {what}; a graph keeps nothing from one call to the next: {mend}make it "
         f"an input and an output{user_line()}"

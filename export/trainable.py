@@ -5,7 +5,6 @@ Module paths of nodes show some of that: a pattern is refused if it names a part
 weight here, or a weight that has another name here. The table shows what cannot be known.
 """
 
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
@@ -14,18 +13,18 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from graphgen.display import Tabular
 from graphgen.errors import GraphgenError, warn
 from graphgen.export.chosen import Chosen, Parts
 from graphgen.export.torch_files import (
     NO_PARAMETERS,
     OF_CONSTANTS,
     Program,
+    buffers_by_name,
     calculated_by_torch,
     calculated_numbers,
+    in_doubt,
     is_scripted,
     origin_of,
-    perhaps_buffers,
 )
 from graphgen.export.uses import (
     EXPORT,
@@ -37,6 +36,7 @@ from graphgen.export.uses import (
     is_weight_too,
     listed,
 )
+from graphgen.export.weights import Weight, Weights
 from graphgen.graph import (
     CONSTANT,
     ORIGIN,
@@ -47,51 +47,12 @@ from graphgen.graph import (
     parameters,
 )
 from graphgen.infer import describe
+from graphgen.ops.recurrent import STATE
 from graphgen.passes.training.adapters import ADAPTERS
 from graphgen.subgraphs import ancestors, reads
 
 Doubts: TypeAlias = Callable[[], list[str]]
 """All that has to be left out of training; asked for a refusal alone, since it compares weights."""
-
-
-class Weight(NamedTuple):
-    """A weight or constant of a model, whether it is trained, and why not or as what."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    trained: bool
-    why: str
-
-
-class Weights(Tabular, list[Weight]):
-    """All weights of a model, as a list that shows itself as a table."""
-
-    def cells(self) -> list[list[str]]:
-        rows = [["weight", "type", "", "why"]]
-        for w in self:
-            rows.append([w.name, f"{w.dtype}{[*w.shape]}", ("frozen", "trained")[w.trained], w.why])
-        return rows
-
-    def packed(self, schemes: Mapping[str, str]) -> "Weights":
-        """The same, with those that are kept in few bits."""
-        return Weights(
-            w._replace(dtype=schemes[w.name], why="kept in few bits") if w.name in schemes else w
-            for w in self
-        )
-
-    def moved(self, names: Sequence[str]) -> "Weights":
-        """The same, with statistics that batches move."""
-        why = "a running statistic, moved by each batch"
-        return Weights(w._replace(why=why) if w.name in names else w for w in self)
-
-    def summary(self) -> str:
-        """How many are trained."""
-        trained = [math.prod(w.shape) for w in self if w.trained]
-        return f"{len(trained):,} of {len(self):,} are trained, {sum(trained):,} parameters"
-
-    def heading(self) -> str:
-        return f"Weights: {self.summary()}"
 
 
 class _Found:
@@ -113,9 +74,15 @@ class _Found:
             if is_float(v)
         }
         self.program = Program(graph, self.uses)
+        states = [v for v, what in self.fixed.items() if what.startswith(STATE)]
+        if self.scripted:
+            self.origin |= buffers_by_name(self.values)
+            for value in [v for v in states if not re.match(SCRIPTS, str(v.name))]:
+                del self.fixed[value]  # by its name in a module
+        self.states = [str(v.name) for v in states if v in self.fixed]
         made = () if self.known else self.program.of_constants()
         self.origin |= {n: OF_CONSTANTS for n in made if not is_fresh(self.values[n])}
-        every = {*parameters(graph)}
+        every = {*parameters(graph), *(str(v.name) for v in states if v not in self.fixed)}
         if self.scripted:  # it writes constants as nodes, and keeps the names of parameters alone
             scalars = (n for n, v in self.values.items() if v.shape == () and n in self.uses)
             every |= {
@@ -149,6 +116,33 @@ class _Found:
             )
         }
 
+    def expect_kept(self) -> None:
+        """Raise GraphgenError for buffers that each call changes, and the loss depends on."""
+        changed = [] if self.known else self.program.mutated
+        for name, value in self.values.items():
+            read = value in self.needed and value not in self.fixed
+            if read and (name in changed or self.program.made_of(name, changed)):
+                raise GraphgenError(
+                    f"artifacts: each call of the module changes {', '.join(sorted(changed))}, and "
+                    "the next one reads it; a graph keeps nothing from one call to the next: "
+                    "export the module in evaluation mode, or make it an input and an output"
+                )
+        norms = r"num_batches_tracked|running_(mean|var)"
+        gone = [n for n in changed if n not in self.values and not re.search(norms, n)]
+        if gone:
+            warn(
+                f"artifacts: each call of the module changes {listed(sorted(gone))}, which the "
+                "file no longer has: if the loss depends on it, it is trained otherwise than in "
+                f"torch; {EXPORT}"
+            )
+
+    def learned_states(self) -> list[str]:
+        """Initial states that torch's exporters have calculated, and not of constants alone."""
+        found, values, made = self.program, self.values, self.program.of_parameters()
+        torchs = self.scripted or found.parameters
+        unknown = [n for n in self.states if n not in self.origin and values[n] in self.needed]
+        return [n for n in unknown if n in made or (torchs and not is_fresh(values[n]))]
+
     def missing(self, calculated: Sequence[str]) -> list[str]:
         """Parameters in torch that the file lacks, among them what went into `calculated` ones."""
         return [] if self.known else self.program.missing(calculated)
@@ -172,6 +166,7 @@ def choose_trainable(
     weight that is named in full is meant.
     """
     found = _Found(model)
+    found.expect_kept()
     values, uses = found.values, found.uses
     beside = [n for n in values if re.search(ADAPTERS, n)] if adapters else []
     reached = found.reached()
@@ -184,6 +179,7 @@ def choose_trainable(
             for n in numbers
             if values[n] in found.needed and n not in {*lost, *reached, *found.origin}
         ]
+        lost += found.learned_states()
     missing = [] if adapters and trainable is None else found.missing(lost)
     wanted, kept = (
         None
@@ -226,10 +222,10 @@ def choose_trainable(
     meant = wanted.meant if wanted is not None else set()
     for name in names:
         _check_trained(name, found, names, meant, wanted, doubts)
-    if found.scripted and wanted is None and (unsure := perhaps_buffers(names)):
+    if found.scripted and wanted is None and (unsure := in_doubt(names)):
         warn(
-            f"artifacts: a file by TorchScript does not tell parameters from buffers, and these "
-            f"are trained: {listed(unsure)}; {EXPORT}, or leave buffers out with frozen="
+            f"artifacts: a file by TorchScript does not tell {unsure}, which are all trained; "
+            f"{EXPORT}, or leave out what is no parameter with frozen="
         )
     copies = {} if found.known else copies_in(names, values)
     _check_copies(copies, found, names, meant, doubts)
@@ -406,16 +402,17 @@ def _check_copies(
 
 
 def _surely_calculated(names: Sequence[str], found: _Found) -> list[str]:
-    """Those that are refused: two numbers, as masks are, may be constants.
+    """Those that are refused: two numbers, as masks are, may be constants, if nothing is said.
 
     A weight may begin with one number, but in a file of dynamo's, which lists all.
     """
-    values, scripted = found.values, found.scripted
+    values, scripted, made = found.values, found.scripted, found.program.of_parameters()
     arrays = {n: constant(values[n]) for n in names}
     return [
         n
         for n, array in arrays.items()
         if array is None
+        or n in made
         or (size := np.unique(array).size) > 2
         or (size == 1 < array.size and scripted and not is_mask(values[n]))
     ]

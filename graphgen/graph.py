@@ -171,7 +171,10 @@ def all_values(graph: ir.Graph) -> Iterator[ir.Value]:
 
 
 def fixed_values(graph: ir.Graph) -> dict[ir.Value, str]:
-    """Float initializers that no gradient may change, each with what it is."""
+    """Float initializers that no gradient may change, each with what it is.
+
+    An initial state that is a parameter in torch is a weight.
+    """
     found: dict[ir.Value, str] = {}
     for node in graph:
         op = find_op(node)
@@ -181,7 +184,8 @@ def fixed_values(graph: ir.Graph) -> dict[ir.Value, str]:
             while pending:
                 value = pending.pop()
                 made = value.producer()
-                if value.is_initializer() and is_float(value):
+                learned = value.metadata_props.get(TORCH_KIND) == "PARAMETER"
+                if value.is_initializer() and is_float(value) and not learned:
                     found[value] = f"{what} of {where_is(node)}"
                 elif made is not None and has(made, Trait.MOVES):
                     pending += present_inputs(made)

@@ -265,5 +265,8 @@ def _over(
     return y, *ends
 
 
+STATE = "an initial state"
+"""What a foreign file gives a recurrence to begin with, which no gradient may change."""
+
 for _op in (rnn, lstm, gru):
-    _op.fixed = {name: "an initial state" for name in _op.inputs if name.startswith("initial_")}
+    _op.fixed = {name: STATE for name in _op.inputs if name.startswith("initial_")}

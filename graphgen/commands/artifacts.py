@@ -27,7 +27,7 @@ def run(options: argparse.Namespace) -> None:
     from dataclasses import fields
 
     from graphgen.export.optimizers import Group, named
-    from graphgen.export.trainable import Weights
+    from graphgen.export.weights import Weights
     from graphgen.passes.training.dropouts import read_rates
 
     settings = {f.name for kind in (gg.AdamW, gg.SGD) for f in fields(kind)}

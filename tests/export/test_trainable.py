@@ -214,6 +214,35 @@ def test_initial_states_are_not_trained(tmp_path, op, how):
         trained(path, "initial")
 
 
+def test_an_initial_state_that_is_a_parameter_is_trained(tmp_path):
+    """Torch's exporters say so, or keep its name; what they calculated of it is refused."""
+    weights = {"r.w": normal(1, 20, 3), "r.r": normal(1, 20, 5)}
+    for state, dynamo, found in (
+        ("r.h", True, ["r.w", "r.r", "r.h"]),
+        ("r.h", False, ["r.w", "r.r", "r.h"]),
+        ("onnx::LSTM_7", False, "exporter calculated onnx::LSTM_7, of"),
+    ):
+        node = helper.make_node("LSTM", ["x", "r.w", "r.r", "", "", state], ["", "y"])
+        node.attribute.append(helper.make_attribute("hidden_size", 5))
+        given = weights | {state: normal(1, 2, 5)}
+        block = "r" if dynamo else "/r"
+        path = save(tmp_path / "m.onnx", [(block, node)], given, ["t", 2, 3], y=[1, 2, 5])
+        if dynamo:
+            model = onnx.load(path)
+            value = helper.make_tensor_value_info(state, TensorProto.FLOAT, [1, 2, 5])
+            key = "pkg.torch.export.graph_signature.InputSpec.kind"
+            value.metadata_props.add(key=key, value="PARAMETER")
+            model.graph.value_info.append(value)
+            onnx.save(model, path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if isinstance(found, list):
+                assert trained(path) == found
+            else:
+                with pytest.raises(GraphgenError, match=found):
+                    trained(path)
+
+
 def linear_stack(path, names, weights, blocks=("0", "2", "4")):
     """x · W₀ · W₁ · W₂ in three modules, by the names of their weights."""
     values = ["x", *(f"h{i}" for i in range(len(blocks) - 1)), "y"]
@@ -487,10 +516,10 @@ def made_old(path):
     onnx.save(model, path)
 
 
-def of_dynamo(path, nodes, weights, parameters):
+def of_dynamo(path, nodes, weights, parameters, mutated=()):
     """A file with what dynamo's exporter says of a module: its parameters, and its calls.
 
-    `nodes` are (block, call, node).
+    `nodes` are (block, call, node); `mutated` are the buffers that a call changes.
     """
     save(path, [(block, node) for block, _, node in nodes], weights, ["n", 4], y=["n", 4])
     model = onnx.load(path)
@@ -500,7 +529,9 @@ def of_dynamo(path, nodes, weights, parameters):
     lines = [f"p_{name.replace('.', '_')}: PARAMETER target='{name}'" for name in parameters]
     entry = model.graph.metadata_props.add()
     entry.key = "pkg.torch.export.ExportedProgram.graph_signature"
-    entry.value = "\n# inputs\n" + "\n".join([*lines, "b_m: BUFFER target='m' persistent=True\n"])
+    lines += ["b_m: BUFFER target='m' persistent=True\n", "# outputs"]
+    lines += [f"add: BUFFER_MUTATION target='{name}'" for name in mutated]
+    entry.value = "\n# inputs\n" + "\n".join(lines)
     onnx.save(model, path)
     return path
 
@@ -681,12 +712,111 @@ def test_what_may_be_a_buffer_is_told_of_files_by_torchscript(tmp_path):
     ]
     weights = {"a.scale": normal(4), "a.bias": normal(4)}
     path = save(tmp_path / "m.onnx", nodes, weights, ["n", 4], y=["n", 4])
-    with pytest.warns(GraphgenWarning, match="from buffers, and these are trained: a.scale; exp"):
+    with pytest.warns(GraphgenWarning, match="from buffers: a.scale, which are all trained; exp"):
         assert trained(path) == ["a.scale", "a.bias"]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert trained(path, frozen="scale") == ["a.bias"]
         assert trained(path, ["a.scale", "a.bias"]) == ["a.scale", "a.bias"]
+
+
+@pytest.mark.parametrize(
+    ("op", "name", "zeros", "problem"),
+    [
+        ("Gemm", "onnx::Gemm_9", 0, "exporter calculated onnx::Gemm_9, of"),
+        ("MatMul", "onnx::MatMul_9", 4, "exporter calculated onnx::MatMul_9, of"),
+        ("MatMul", "onnx::MatMul_9", 0, ""),
+        ("Gemm", "a.weight", 4, ""),
+    ],
+)
+def test_a_weight_that_torchscript_multiplied_is_not_trained(tmp_path, op, name, zeros, problem):
+    """As by a mask: a Linear has its own name in a Gemm, and its transpose has few zeros."""
+    array = normal(4, 4)
+    array.flat[:zeros] = 0
+    node = helper.make_node(op, ["x", name], ["y"])
+    path = save(tmp_path / "m.onnx", [("/a", node)], {name: array}, ["n", 4], y=["n", 4])
+    if problem:
+        with pytest.raises(GraphgenError, match=problem):
+            trained(path)
+        return
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        assert trained(path) == [name]
+    told = [str(w.message) for w in found]
+    assert any("weights that it moved from calculated ones: onnx" in x for x in told) == (
+        op == "MatMul"
+    )
+
+
+def test_buffers_of_spectral_norm_and_prune_are_not_trained(tmp_path):
+    nodes = [
+        ("/a", helper.make_node("Mul", ["x", "a.weight_orig"], ["h"])),
+        ("/a", helper.make_node("Mul", ["h", "a.weight_mask"], ["k"])),
+        ("/b", helper.make_node("Mul", ["k", "b.weight_v"], ["y"])),  # of weight_norm
+    ]
+    weights = {n: normal(4) for n in ("a.weight_orig", "a.weight_mask", "b.weight_v")}
+    path = save(tmp_path / "m.onnx", nodes, weights, ["n", 4], y=["n", 4])
+    assert trained(path) == trained(path, ".") == ["a.weight_orig", "b.weight_v"]
+
+
+@pytest.mark.parametrize("case", ["read", "of it", "gone", "norm"])
+def test_buffers_that_each_call_changes_are_refused_where_they_are_read(tmp_path, case):
+    """A graph has one value of them."""
+    operand = {"read": "m", "of it": "mul", "gone": "c"}.get(case, "w")
+    call = "%y = call_function[target=torch.ops.aten.add.Tensor](args = (%x, %z))"
+    path = of_dynamo(
+        tmp_path / "m.onnx",
+        [
+            ("", call, helper.make_node("Add", ["x", operand], ["h"])),
+            ("", call, helper.make_node("Mul", ["h", "w"], ["y"])),
+        ],
+        {operand: normal(4), "w": normal(4)},
+        ["w"],
+        ["norm.running_mean" if case == "norm" else "m"],
+    )
+    if case == "of it":
+        model = onnx.load(path)
+        value = helper.make_tensor_value_info("mul", TensorProto.FLOAT, [4])
+        value.metadata_props.add(key="pkg.onnxscript.optimizer.folded_from", value="['m', 'val_1']")
+        model.graph.value_info.append(value)
+        onnx.save(model, path)
+    if case in ("read", "of it"):
+        with pytest.raises(GraphgenError, match="each call of the module changes m, and the next"):
+            trained(path)
+        return
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        assert "w" in trained(path, "^w$")
+    gone = "each call of the module changes m, which the file no longer has"
+    assert any(gone in str(w.message) for w in found) == (case == "gone")
+
+
+def test_a_number_that_dynamo_calculated_of_a_parameter_is_refused(tmp_path):
+    """As a penalty on weights."""
+    call = "%y = call_function[target=torch.ops.aten.add.Tensor](args = (%x, %mul))"
+    nodes = [
+        ("", call, helper.make_node("Mul", ["x", "w"], ["h"])),
+        ("", call, helper.make_node("Add", ["h", "mul"], ["y"])),
+    ]
+    given = nodes, {"w": normal(4), "mul": np.float32(0.5)}, ["w"]
+    model = onnx.load(of_dynamo(tmp_path / "m.onnx", *given))
+    value = helper.make_tensor_value_info("mul", TensorProto.FLOAT, [])
+    value.metadata_props.add(key="pkg.onnxscript.optimizer.folded_from", value="['w', 'sum_1']")
+    weight = helper.make_tensor_value_info("w", TensorProto.FLOAT, [4])
+    key = "pkg.torch.export.graph_signature.InputSpec.kind"
+    weight.metadata_props.add(key=key, value="PARAMETER")
+    model.graph.value_info.extend([value, weight])
+    onnx.save(model, tmp_path / "m.onnx")
+    with pytest.raises(GraphgenError, match="exporter calculated mul, of"):
+        trained(tmp_path / "m.onnx")
+
+
+def test_an_lstm_with_projections_is_refused_by_name(tmp_path):
+    node = helper.make_node("Mul", ["x", "rnn.w"], ["y"])
+    names = ["rnn.w", "rnn.weight_hr_l0"]
+    path = of_dynamo(tmp_path / "m.onnx", [("rnn", "", node)], {"rnn.w": normal(4)}, names)
+    with pytest.raises(GraphgenError, match="artifacts: rnn is an LSTM with proj_size, which"):
+        trained(path)
 
 
 def test_a_gradient_that_dynamo_let_through_is_told(tmp_path):

@@ -320,23 +320,71 @@ def test_torchscript_is_refused(made_by: Any) -> None:
 
 
 def test_norms_that_no_exporter_writes_are_refused() -> None:
-    class Own(torch.nn.Module):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("mean", torch.zeros(3))
-            self.register_buffer("var", torch.ones(3))
+    for module, match in (
+        (torch.nn.BatchNorm1d(3, momentum=None), "it has momentum=None, and torch cannot export"),
+        (torch.nn.InstanceNorm1d(3, track_running_stats=True), "it has track_running_stats=True"),
+        (Moving(), "each call changes mean, and reads it"),
+    ):
+        with pytest.raises(GraphgenError, match=match):
+            gg.from_torch(module, torch.randn(4, 3, 5))
+        gg.from_torch(module.eval(), torch.randn(4, 3, 5))
 
-        def forward(self, x: Any) -> Any:
-            return torch.nn.functional.batch_norm(x, self.mean, self.var, training=self.training)
 
-    x = torch.randn(4, 3)
-    with pytest.raises(GraphgenError, match="the module is in training mode and calls batch_norm"):
-        gg.from_torch(Own(), x)
-    gg.from_torch(Own().eval(), x)
-    for mode in (True, False):
-        module = torch.nn.Sequential(torch.nn.BatchNorm1d(3, track_running_stats=False))
-        with pytest.raises(GraphgenError, match="from_torch: 0, BatchNorm1d, has no running stati"):
-            gg.from_torch(module.train(mode), x)
+class Moving(torch.nn.Module):  # type: ignore[misc, name-defined]
+    """A buffer that each call in training changes and reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(5))
+
+    def forward(self, x: Any) -> Any:
+        if self.training:
+            self.mean.mul_(0.9).add_(x.mean((0, 1)).detach() * 0.1)
+        return x - self.mean
+
+
+class Norms(torch.nn.Module):  # type: ignore[misc, name-defined]
+    """Labels by norms that are called as functions, or keep no statistics, and learned states."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn = torch.nn
+        self.body, self.head = nn.Linear(6, 8), nn.Linear(8, CLASSES)
+        self.norm = nn.BatchNorm1d(8, track_running_stats=False)
+        self.state = nn.Parameter(torch.randn(1, 1, 8))
+        self.rnn = nn.GRU(8, 8, batch_first=True)
+        self.register_buffer("mean", torch.zeros(8))
+        self.register_buffer("var", torch.ones(8))
+
+    def forward(self, x: Any) -> Any:
+        how = {"training": self.training, "momentum": 0.2}
+        y = torch.nn.functional.batch_norm(self.body(x), self.mean, self.var, **how)
+        y = self.norm(torch.tanh(y))
+        return self.head(
+            self.rnn(y[:, None], self.state.expand(1, len(x), 8).contiguous())[0][:, 0]
+        )
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_norms_by_the_batch_and_learned_states_train_as_torchs(mode: bool, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = Norms().train(mode)
+    random = np.random.default_rng(0)
+    batches: list[dict[str, Any]] = [
+        {"x": random.normal(size=(5, 6)).astype(np.float32), "labels": np.arange(5)}
+        for _ in range(STEPS)
+    ]
+    model = gg.from_torch(module, {"x": torch.tensor(batches[0]["x"])}, output_names=["logits"])
+    every = [name for name, _ in module.named_parameters()]
+    how = {"output": "logits", "optimizer": gg.AdamW(epsilon=EPSILON), "profile": "stock"}
+    table = gg.artifacts(model, tmp_path / "art", **how)
+    assert sorted(w.name for w in table if w.trained) == sorted(every)
+    losses, trainer = steps(tmp_path / "art", batches)
+    np.testing.assert_allclose(losses, of_torch(module, batches, every), rtol=1e-4)
+    ours = trainer.parameters
+    moved = module.state_dict() if mode else dict(module.named_parameters())
+    for name, value in moved.items():
+        np.testing.assert_allclose(ours[name], value.detach(), rtol=1e-4, atol=1e-4, err_msg=name)
 
 
 class Odd(torch.nn.Module):  # type: ignore[misc, name-defined]

@@ -278,3 +278,57 @@ def test_a_training_norm_that_an_exporter_dropped_is_refused(tmp_path: Path) -> 
     call = "_native_batch_norm_legit.no_stats](args = (%h, %s, %b, True, 0.1, 1e-05)"
     with pytest.raises(GraphgenError, match="make it with track_running_stats=True"):
         gg.artifacts(called(tmp_path / "m.onnx", call), tmp_path / "art", loss="mse", output="y")
+
+
+def test_a_norm_without_running_statistics_uses_the_batch(tmp_path: Path) -> None:
+    """Its statistics are calculated in the file, in evaluation, too."""
+    found = []
+    legit = "_native_batch_norm_legit.no_stats](args = (%h, None, None, True, 0.1, 1e-3)"
+    for noted, call in ((True, f"torch.ops.aten.{legit}"), (False, "")):
+        model = onnx.load(norm_file(tmp_path / "m.onnx", noted=noted))
+        nodes = [*model.graph.node]
+        for name in ("mean", "var"):
+            axes = numpy_helper.from_array(np.array([0]), f"axes_{name}")
+            model.graph.initializer.append(axes)
+        parts = [
+            helper.make_node("ReduceMean", ["h", "axes_mean"], ["mu"], keepdims=0),
+            helper.make_node("Sub", ["h", "mu"], ["d"]),
+            helper.make_node("Mul", ["d", "d"], ["dd"]),
+            helper.make_node("ReduceMean", ["dd", "axes_var"], ["s"], keepdims=0),
+        ]
+        nodes[1].input[3:] = ["mu", "s"]
+        del nodes[1].metadata_props[:], model.graph.node[:]
+        nodes[1].metadata_props.add(key=TORCH_CALL, value=call)
+        model.graph.node.extend([nodes[0], *parts, *nodes[1:]])
+        onnx.save(model, tmp_path / "m.onnx")
+        trainer = made(tmp_path / "m.onnx")
+        [line] = trainer.fit(BATCHES[:1], progress=False)
+        assert line["loss"] == pytest.approx(loss_of(WEIGHTS, BATCHES[0])[0], rel=1e-5)
+        after = trainer.parameters
+        wanted = loss_of(WEIGHTS | after, BATCHES[0])[0]
+        assert trainer.evaluate(BATCHES[:1]) == pytest.approx(wanted, rel=1e-5)
+        found.append(after)
+    for name in ("up", "scale", "bias", "down"):
+        np.testing.assert_allclose(found[0][name], found[1][name], rtol=1e-5)
+
+
+def test_norms_of_torchscript_move_as_in_torch(tmp_path: Path) -> None:
+    """Its file of momentum=None has a momentum of 0: the last batch, where torch has the mean."""
+    model = onnx.load(norm_file(tmp_path / "m.onnx"))
+    model.producer_name = "pytorch"
+    onnx.save(model, tmp_path / "m.onnx")
+    trainer = made(tmp_path / "m.onnx")
+    trainer.fit(BATCHES[:1], progress=False)
+    var = KEPT * WEIGHTS["var"] + (1 - KEPT) * loss_of(WEIGHTS, BATCHES[0])[2] * 5 / 4
+    np.testing.assert_allclose(trainer.parameters["var"], var, rtol=1e-5)
+    [momentum] = [x for x in model.graph.node[1].attribute if x.name == "momentum"]
+    momentum.f = 0.0
+    onnx.save(model, tmp_path / "m.onnx")
+    with pytest.raises(GraphgenError, match="as torch's exporter also writes momentum=None"):
+        made(tmp_path / "m.onnx")
+
+
+def test_instance_norms_with_running_statistics_are_refused_in_training(tmp_path: Path) -> None:
+    call = "instance_norm.default](args = (%h, None, None, %b_m, %b_v, True, 0.1, 1e-05, False)"
+    with pytest.raises(GraphgenError, match="an instance norm with running statistics in training"):
+        made(called(tmp_path / "m.onnx", call))

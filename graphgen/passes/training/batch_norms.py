@@ -31,6 +31,12 @@ UNBIASED = "graphgen.batch_norm_unbiased"
 _BY_BATCH = r"aten\.\w*batch_norm\w*\.(\w+)\]\(args = \(.*, True, ([-+.e\d]+), [-+.e\d]+[,)]"
 """A call of torch that normalizes by the batch: its overload, and its momentum."""
 
+_BY_RUNNING = r"aten\.\w*batch_norm\w*\.\w+\]\(args = \(.*, False, [-+.e\d]+, [-+.e\d]+[,)]"
+"""One that normalizes by running statistics."""
+
+_BY_SAMPLE = r"aten\.instance_norm\.\w+\]\(args = \(.*, %\w+, %\w+, True, "
+"""One that normalizes by each sample, and moves running statistics."""
+
 NEXT = ".moved"
 """What follows a statistic's name in that of its new value."""
 
@@ -54,39 +60,67 @@ def in_evaluation(model: ir.Model) -> None:
 
     Raises GraphgenError if their running statistics are used, or were dropped by an exporter.
     """
+    torchs = model.producer_name == "pytorch"
     for node in model.graph.all_nodes():
-        if call := re.search(_BY_BATCH, node.metadata_props.get(TORCH_CALL, "")):
-            _note_as_called(node, call)
+        note_as_called(node)
         if not is_norm(node):
             continue
         found = read_attributes(ops.batch_normalization, node)
-        if not found.get("training_mode"):
+        if not found.get("training_mode") or is_by_batch_alone(node):
             continue
         if uses_outputs_beyond(node, 1):
             raise GraphgenError(
                 f"{where_is(node)}: its running statistics are outputs of the graph, or used in "
                 "it: export the model without them"
             )
-        note(node, 1.0 - float(found["momentum"]), unbiased=False)
+        if torchs and not found["momentum"]:
+            raise GraphgenError(
+                f"artifacts: {where_is(node)}: its momentum is 0, as torch's exporter also writes "
+                "momentum=None, for statistics that are the mean of all batches: make it with a "
+                "number, such as momentum=0.1, or export it in evaluation mode"
+            )
+        note(node, 1.0 - float(found["momentum"]), unbiased=torchs)
         del node.attributes["training_mode"]
         node.resize_outputs(1)
 
 
-def _note_as_called(node: ir.Node, call: re.Match[str]) -> None:
-    """Note what a call in torch says of the batch."""
-    if call[1] == "no_stats":
+def is_by_batch_alone(node: ir.Node) -> bool:
+    """Whether a norm's statistics are calculated in the graph, as of one that keeps none."""
+    makers = [None if value is None else value.producer() for value in node.inputs[3:5]]
+    return all(made is not None and has(made, Trait.REDUCES) for made in makers)
+
+
+def note_as_called(node: ir.Node) -> bool:
+    """Note what a call in torch says of the batch; return whether it says anything.
+
+    Raises GraphgenError for what the exporter wrote otherwise than torch trains it.
+    """
+    called = node.metadata_props.get(TORCH_CALL, "")
+    if re.search(_BY_SAMPLE, called):
+        raise GraphgenError(
+            f"artifacts: {where_is(node)}: an instance norm with running statistics in training "
+            "mode, for which torch's exporter leaves them out: make it with "
+            "track_running_stats=False, or export it in evaluation mode"
+        )
+    call = re.search(_BY_BATCH, called)
+    if call is None:
+        return re.search(_BY_RUNNING, called) is not None
+    product = has(node, Trait.PRODUCT) or is_a(node, ops.conv, ops.conv_transpose)
+    if call[1] == "no_stats" and (product or (is_norm(node) and not is_by_batch_alone(node))):
         raise GraphgenError(
             f"artifacts: {where_is(node)}: a norm without running statistics, for which torch's "
-            "exporter writes 0 and 1: make it with track_running_stats=True"
+            "exporter wrote 0 and 1: export with torch 2.13, or make it with "
+            "track_running_stats=True"
         )
-    if is_norm(node):
+    if is_norm(node) and call[1] != "no_stats":
         note(node, float(call[2]), unbiased=True)
-    elif has(node, Trait.PRODUCT) or is_a(node, ops.conv, ops.conv_transpose):
+    elif product:
         raise GraphgenError(
             f"artifacts: {where_is(node)}: torch's exporter folded a norm in training mode into "
             "it, which so no longer uses the batch: export with gg.from_torch or optimize=False, "
             "or, if the running statistics are meant, in evaluation mode"
         )
+    return True
 
 
 def statistics(model: ir.Model) -> list[str]:
@@ -101,7 +135,8 @@ def statistics(model: ir.Model) -> list[str]:
             if value is None or not value.is_initializer() or node.graph is not model.graph:
                 raise GraphgenError(
                     f"artifacts: {where_is(node)} is in training mode, and its running statistics "
-                    "are calculated, or it is in a branch or loop: export it in evaluation mode"
+                    "are no weights, or it is in a branch or loop: export it in evaluation mode, "
+                    "with track_running_stats=True"
                 )
             found[str(value.name)] = None
     return [*found]
