@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 import onnx_ir as ir
 
-from graphgen.errors import GraphgenError
+from graphgen.errors import GraphgenError, spelled
 from graphgen.export.uses import EXPORT, listed
 from graphgen.graph import NAMES_OF, is_constant_name
 from graphgen.value import Deferred
@@ -35,15 +35,18 @@ class Chosen:
         several = isinstance(given, Sequence) and not isinstance(given, str)
         parts: list[Any] = [*given] if several else [given]  # type: ignore[misc]
         texts = [repr(p) if isinstance(p, str) else type(p).__name__ for p in parts]
+        words = [part for part in parts if isinstance(part, str)]
         self.given = f"{option}=" + (f"[{', '.join(texts)}]" if several else texts[0])
+        if len(words) == len(parts):
+            self.given = spelled(option, words if several else words[0])
         self.meant, self._patterns = set[str](), list[re.Pattern[str]]()
         self._unmatched = dict[str, list[str]]()
         self._option, self._tied, values = option, tied, graph.initializers
         self._constants = constants
-        for part, text in zip(parts, texts, strict=True):
+        for part in parts:
             if not isinstance(part, str):
                 self.meant.update(_names_of(part, option, graph))
-            elif part in values and not is_constant_name(part):
+            elif (part in values and not is_constant_name(part)) or part in missing:
                 self.meant.add(part)
             else:
                 self._patterns.append(_pattern(part, option))
@@ -51,7 +54,7 @@ class Chosen:
                 names.update(values)
                 names = {n for n in names if self._patterns[-1].search(n)}
                 if not any(n not in constants and not is_constant_name(n) for n in names):
-                    self._unmatched[text] = sorted(names & {*constants})
+                    self._unmatched[part] = sorted(names & {*constants})
 
     def matches(self, name: str) -> bool:
         """Whether a weight is chosen, by any of its names if the file says that it is tied."""
@@ -67,9 +70,8 @@ class Chosen:
             hint = f"; the exporter renamed {listed(renamed)}: {EXPORT}" if renamed else ""
             if constants:
                 hint = f"; to train {constants[0]}, a constant, give its whole name"
-            raise GraphgenError(
-                f"artifacts: {self._option}={text} matches no parameter; there are {some}{hint}"
-            )
+            given = spelled(self._option, text)
+            raise GraphgenError(f"artifacts: {given} matches no parameter; there are {some}{hint}")
 
     def of(self, names: Iterable[str]) -> list[str]:
         """Those of the names that are chosen."""
@@ -94,5 +96,5 @@ def _pattern(text: str, option: str) -> re.Pattern[str]:
         return re.compile(text)
     except re.error as error:
         raise GraphgenError(
-            f"artifacts: {option}={text!r} is not a regular expression: {error}"
+            f"artifacts: {spelled(option, text)} is not a regular expression: {error}"
         ) from None

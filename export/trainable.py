@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from graphgen.errors import GraphgenError, warn
+from graphgen.errors import GraphgenError, spelled, warn
 from graphgen.export.chosen import Chosen, Parts
 from graphgen.export.torch_files import (
     NO_PARAMETERS,
@@ -182,10 +182,8 @@ def choose_trainable(
         lost += found.learned_states()
     missing = [] if adapters and trainable is None else found.missing(lost)
     wanted, kept = (
-        None
-        if given is None
-        else Chosen(option, given, model.graph, found.tied, constants, missing)
-        for option, given, constants in (
+        None if given is None else Chosen(name, given, model.graph, found.tied, constants, missing)
+        for name, given, constants in (
             ("trainable", trainable, found.constants() | {*lost}),
             ("frozen", frozen, ()),
         )
@@ -225,7 +223,7 @@ def choose_trainable(
     if found.scripted and wanted is None and (unsure := in_doubt(names)):
         warn(
             f"artifacts: a file by TorchScript does not tell {unsure}, which are all trained; "
-            f"{EXPORT}, or leave out what is no parameter with frozen="
+            f"{EXPORT}, or leave out what is no parameter with {spelled('frozen')}"
         )
     copies = {} if found.known else copies_in(names, values)
     _check_copies(copies, found, names, meant, doubts)
@@ -269,8 +267,10 @@ class _Choice(NamedTuple):
         if (of := found.origin.get(name)) and (self.wanted is None or of in NO_PARAMETERS):
             return of
         by_frozen = self.kept is not None and self.kept.matches(name)
-        option = "named by frozen=" if by_frozen else "not named by trainable="
-        return "; ".join(filter(None, [option, used.known()]))
+        how = (
+            f"named by {spelled('frozen')}" if by_frozen else f"not named by {spelled('trainable')}"
+        )
+        return "; ".join(filter(None, [how, used.known()]))
 
 
 def _doubts(
@@ -304,7 +304,7 @@ def _expect_all(
         raise GraphgenError(
             f"artifacts: the file lacks {listed(names)}, which torch's exporter folded, joined "
             f"with others or dropped, so they would not be trained as in torch: {EXPORT}, or leave "
-            f"all that is in doubt out with frozen={doubts()}"
+            f"all that is in doubt out with {spelled('frozen', doubts())}"
         )
 
 
@@ -320,7 +320,7 @@ def _check_statistics(
             raise GraphgenError(
                 f"artifacts: {name} is {found.fixed[value]}, and a weight of "
                 f"{listed(found.uses[name].blocks) or 'another module'}: they were equal, and were "
-                f"stored once; {EXPORT}, or leave it out with frozen={doubts()}"
+                f"stored once; {EXPORT}, or leave it out with {spelled('frozen', doubts())}"
             )
 
 
@@ -344,12 +344,12 @@ def _check_trained(
     if value.dtype is not ir.DataType.FLOAT:
         raise GraphgenError(
             f"artifacts: parameter {name} is {describe(value)}; only float32 is trained: "
-            "convert it, or choose others with trainable="
+            f"convert it, or choose others with {spelled('trainable')}"
         )
     if value not in found.needed:
         raise GraphgenError(
             f"artifacts: the loss {found.loss.name} does not depend on parameter {name}; leave it "
-            "out of trainable="
+            f"out of {spelled('trainable')}"
         )
     if used is None or name in meant:
         return
@@ -363,8 +363,9 @@ def _check_trained(
         )
     if problem:
         raise GraphgenError(
-            f"artifacts: {name} is {problem}: {EXPORT}, or leave it out with frozen={doubts()}, "
-            "or, if it is meant, give its whole name in trainable="
+            f"artifacts: {name} is {problem}: {EXPORT}, or leave it out with "
+            f"{spelled('frozen', doubts())}, or, if it is meant, give its whole name in "
+            f"{spelled('trainable')}"
         )
 
 
@@ -381,7 +382,8 @@ def _check_copies(
             raise GraphgenError(
                 f"artifacts: {name} is {other} transposed: one weight before the "
                 f"export, and two in this file, which training would make different: {EXPORT}, or "
-                f"train one of them, with frozen={doubts()}, or give both whole names in trainable="
+                f"train one of them, with {spelled('frozen', doubts())}, or give both whole names "
+                f"in {spelled('trainable')}"
             )
     shared = [n for n in names if found.several(n)]
     pairs = [tuple(found.uses[n].blocks) for n in shared if n not in meant]
@@ -389,7 +391,7 @@ def _check_copies(
         raise GraphgenError(
             f"artifacts: all weights of {listed(twice[0])} are stored once, since one module was "
             f"a copy of the other; trained, they would stay equal: {EXPORT}, or, if they are tied, "
-            "give their whole names in trainable="
+            f"give their whole names in {spelled('trainable')}"
         )
     if shared or copies:
         one = [f"{n} is one weight of {found.uses[n].places()}" for n in shared]
@@ -433,12 +435,12 @@ def _tell_calculated(
         raise GraphgenError(
             f"artifacts: torch's exporter calculated {some}{more}, of constants or of parameters, "
             f"which would not be trained as in torch: {EXPORT}, or leave them out with "
-            f"frozen={doubts()}"
+            f"{spelled('frozen', doubts())}"
         )
     if names:
         warn(
             f"artifacts: torch's exporter calculated {some}{more}, of constants or of parameters, "
-            f"so they are not trained; {EXPORT}; or name them in trainable="
+            f"so they are not trained; {EXPORT}; or name them in {spelled('trainable')}"
         )
 
 

@@ -5,6 +5,7 @@ import importlib
 import inspect
 import os
 import re
+import shlex
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -153,11 +154,34 @@ def user_line() -> str:
     return f" ({Path(frame.f_code.co_filename).name}:{frame.f_lineno})" if frame else ""
 
 
+def spelled(option: str, values: str | Sequence[str] | None = None) -> str:
+    """`frozen=['a', 'b']`, or, if a command was typed, what it takes: `--frozen a --frozen b`.
+
+    Without values, only how the option is called.
+    """
+    if not _is_typed():
+        return f"{option}=" + ("" if values is None else repr(values))
+    words = [values] if isinstance(values, str) else values or ()
+    return " ".join(f"--{option} {shlex.quote(word)}" for word in words) or f"--{option}"
+
+
+def _is_typed() -> bool:
+    """Whether a command has called."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not _is_command(frame):
+        frame = frame.f_back
+    return frame is not None
+
+
+def _is_command(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__")).startswith("graphgen.commands")
+
+
 def _user_frame() -> FrameType | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if str(frame.f_globals.get("__name__")).startswith("graphgen.commands"):
+        if _is_command(frame):
             return None
         others = (*OURS, _STANDARD, "<")
         if not name.startswith(others) and not re.search("(site|dist)-packages", name):

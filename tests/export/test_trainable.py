@@ -2,6 +2,8 @@
 
 import ast
 import json
+import re
+import shlex
 import warnings
 
 import numpy as np
@@ -746,6 +748,23 @@ def test_a_weight_that_torchscript_multiplied_is_not_trained(tmp_path, op, name,
     assert any("weights that it moved from calculated ones: onnx" in x for x in told) == (
         op == "MatMul"
     )
+
+
+def test_a_refusal_says_what_a_command_takes(tmp_path, capsys):
+    """As Python has it, it would be a pattern of letters in brackets."""
+    weights = {"a.it's": normal(4, 4), "onnx::Gemm_9": normal(4, 4)}
+    nodes = [
+        ("/a", helper.make_node("Gemm", ["x", "a.it's"], ["h"])),
+        ("/b", helper.make_node("Gemm", ["h", "onnx::Gemm_9"], ["y"])),
+    ]
+    path = save(tmp_path / "m.onnx", nodes, weights, ["n", 4], y=["n", 4])
+    command = ["artifacts", str(path), "-o", str(tmp_path / "art"), "--loss", "mse"]
+    assert commands.main(command) == 2
+    found = re.search("leave them out with (.*)$", capsys.readouterr().err.strip())
+    assert found is not None and found[1] == "--frozen onnx::Gemm_9"
+    assert commands.main([*command, *shlex.split(found[1])]) == 0
+    assert commands.main([*command, "--trainable", "b", "--trainable", "it's[", "--json"]) == 2
+    assert "--trainable 'it'\"'\"'s[' is not a regular" in capsys.readouterr().err
 
 
 def test_buffers_of_spectral_norm_and_prune_are_not_trained(tmp_path):
