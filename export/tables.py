@@ -89,7 +89,7 @@ class Objects(Table):
                 value = row[name]
                 if self._texts:
                     try:
-                        value = json.loads(value)
+                        value = parse_json(value)
                     except ValueError:
                         value = None
                 array = read_number(name, value, dtype)

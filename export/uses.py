@@ -74,7 +74,7 @@ class Uses:
         """
         if not all(is_a(node, *_TAKE_NORMS) for node in nodes):
             return ""
-        if re.fullmatch(_FOLDED, self.name):
+        if re.fullmatch(_FOLDED, self.name) or any(map(self._is_slimmed, nodes)):
             where = listed(self.blocks) or "a convolution"
             return f"a weight of {where} into which a norm was folded"
         beside = {str(value.name) for node in nodes for value in present_inputs(node)}
@@ -86,6 +86,15 @@ class Uses:
         if not own or not self.blocks or scripted or any(near):  # TorchScript repeats some names
             return ""
         return f"used in {listed(self.blocks)} alone, a norm that was folded into it"
+
+    def _is_slimmed(self, node: ir.Node) -> bool:
+        """Whether onnxslim has called it by the norm, whose output the node has now.
+
+        Files of MXNet call a weight by its node, and the output so, too.
+        """
+        [made] = node.outputs[:1]
+        named = re.fullmatch(r"(.*)_(weight|bias)", self.name)
+        return named is not None and named[1] == made.name != (node.name or made.name)
 
     def places(self) -> str:
         """The modules that have it, and the names in torch of what was equal."""

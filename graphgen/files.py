@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import json
+import math
 import os
 import stat
 from pathlib import Path
@@ -66,9 +67,16 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
 def parse_json(text: str | bytes) -> Any:
     """The value in a text of JSON. Raises ValueError, also for an object with a name twice.
 
-    `json.loads` takes the last of its values, without a word.
+    `json.loads` takes the last of its values, without a word, and infinity for 1e400, which is
+    refused, too.
     """
-    return json.loads(text, object_pairs_hook=_once)
+    return json.loads(text, object_pairs_hook=_once, parse_float=_finite)
+
+
+def _finite(text: str) -> float:
+    if math.isinf(number := float(text)):
+        raise ValueError(f"{text:.40} is beyond the largest number")
+    return number
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

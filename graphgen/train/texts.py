@@ -1,7 +1,6 @@
 """Rows of texts as the numbers that a model's training graph takes."""
 
 import itertools
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,7 +13,7 @@ from graphgen.errors import GraphgenError, warn
 from graphgen.export.columns import Chunk, Rows, fitting, read_number
 from graphgen.export.named_losses import IGNORED, LABELS
 from graphgen.export.tables import Objects, Table
-from graphgen.files import present
+from graphgen.files import parse_json, present
 from graphgen.models.published.chat import Template
 from graphgen.models.published.conversation import CHAT, nested
 from graphgen.operands import Array
@@ -456,7 +455,7 @@ def _named(label: Any, classes: Sequence[str]) -> Any:
 def _numbered(labels: list[Any]) -> list[Any]:
     """Labels as numbers if all are texts of numbers, as in CSV: sorted, "10" is before "9"."""
     try:
-        found = [json.loads(label) for label in labels]
+        found = [parse_json(label) for label in labels]
     except (TypeError, ValueError, RecursionError):
         return labels
     return found if all(type(label) in (int, float) for label in found) else labels

@@ -864,6 +864,7 @@ CONV = {"stem.weight": normal(4, 3, 1, 1), "stem.bias": normal(4)}
         ("stem", ["_v_32", "_v_33"], "a weight of stem into which a norm was"),
         ("stem", ["ConvBnFusion_W_a", "ConvBnFusion_BN_B_n"], "a weight of stem into which a norm"),
         ("", ["conv0_weight", "conv0_bias"], ""),
+        ("", ["y_weight", "y_bias"], "y_weight is a weight of a convolution into which a norm"),
         ("stem", ["stem.weight", "stem.bias"], ""),
         ("", ["stem.weight", "stem.bias"], ""),
         ("stem.inner", ["stem.weight", "stem.bias"], ""),

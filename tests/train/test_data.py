@@ -158,6 +158,13 @@ def test_files_that_do_not_fit_are_one_error(tmp_path):
     (tmp_path / "twice.jsonl").write_text('{"ids": [1], "labels": [1], "ids": [2]}\n')
     with pytest.raises(GraphgenError, match="line 1: two values of an object are called 'ids'"):
         read(str(tmp_path / "twice.jsonl"), INPUTS)
+    for name, text in (
+        ("large.jsonl", '{"ids": [1], "labels": [1e400]}\n'),
+        ("large.csv", "ids,labels\n[1],[-1e400]\n"),
+    ):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(GraphgenError, match=f"{name}, line [12]: "):
+            read(str(tmp_path / name), INPUTS | {"labels": TensorType(np.float32, ("b", "n"))})
     (tmp_path / "empty.jsonl").write_text("")
     with pytest.raises(GraphgenError, match=r"empty.jsonl has no rows; give at least one"):
         read(str(tmp_path / "empty.jsonl"), INPUTS)
