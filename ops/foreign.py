@@ -9,7 +9,8 @@ from typing import Any
 import onnx_ir as ir
 from onnx_shape_inference import ShapeInferenceContext, registry
 
-from graphgen.infer import infer
+from graphgen.graph import constant
+from graphgen.infer import OPSET, infer
 from graphgen.traits import Trait, declare_traits
 
 _CONTRIB = "com.microsoft"
@@ -75,6 +76,61 @@ def _by_weights_of_four_bits(context: Any, node: ir.Node) -> None:
         y.shape = ir.Shape([*a.shape[:-1], features])
 
 
+def _as_standard(name: str) -> Callable[[ShapeInferenceContext, ir.Node], None]:
+    """The rule for an operator that the runtime had before ONNX, or for further dtypes."""
+
+    def rule(context: ShapeInferenceContext, node: ir.Node) -> None:
+        standard = registry.get("", name, version=OPSET)
+        assert standard is not None
+        standard(context, node)
+
+    return rule
+
+
+def _shaped_by(index: int, change: Callable[[ir.Node, list[Any]], list[Any] | None]) -> Any:
+    """The rule for a result of the dtype of input `index`, whose sizes `change` makes of its."""
+
+    def rule(context: ShapeInferenceContext, node: ir.Node) -> None:
+        x, y = node.inputs[index], node.outputs[0]
+        dims = None if x is None or x.shape is None else change(node, [*x.shape])
+        y.type, y.shape = None if x is None else x.type, None if dims is None else ir.Shape(dims)
+
+    return rule
+
+
+def _distances(node: ir.Node, dims: list[Any]) -> list[Any] | None:
+    """(M, N) for each of the M rows of A and the N of B."""
+    b = node.inputs[1]
+    return None if b is None or b.shape is None else [dims[0], b.shape[0]]
+
+
+def _with_axis(node: ir.Node, dims: list[Any]) -> list[Any] | None:
+    """A size of 1 at a constant place, counted from the end if it is negative."""
+    axis = constant(node.inputs[1])
+    if axis is None:
+        return None
+    at = int(axis.reshape(-1)[0]) + (len(dims) + 1 if axis.reshape(-1)[0] < 0 else 0)
+    return [*dims[:at], 1, *dims[at:]]
+
+
+def _windows(node: ir.Node, dims: list[Any]) -> list[Any] | None:
+    """As many windows as fit one after the other, and their size as a further axis."""
+    axis, size = (node.attributes.get_int(name, d) for name, d in (("dim", -1), ("size", None)))
+    step = node.attributes.get_int("step", 1)
+    if axis is None or not size or not step or not -len(dims) <= axis < len(dims):
+        return None
+    dims[axis] = (dims[axis] - size) // step + 1
+    return [*dims, size]
+
+
+def _cropped(node: ir.Node, dims: list[Any]) -> list[Any] | None:
+    """(regions, channels, height, width), of a constant height and width."""
+    regions, sizes = node.inputs[1], constant(node.inputs[3])
+    if regions is None or regions.shape is None or sizes is None:
+        return None
+    return [regions.shape[0], dims[1], *sizes.tolist()]
+
+
 _BLOCKED = "com.microsoft.nchwc"
 """Images whose channels are in blocks, as the runtime saves at its level all, for one machine."""
 
@@ -121,6 +177,19 @@ for _name in ("AveragePool", "GlobalAveragePool"):
     registry.register(_CONTRIB, f"QLinear{_name}", since_version=1)(_sizes_as(_name))
 registry.register(_CONTRIB, "MatMulBnb4", since_version=1)(_by_weights_of_four_bits)
 registry.register(_CONTRIB, "QEmbedLayerNormalization", since_version=1)(_embed)
+for _name in ("QuantizeLinear", "DequantizeLinear", "Trilu", "GatherND", "GridSample", "Pad"):
+    registry.register(_CONTRIB, _name, since_version=1)(_as_standard(_name))
+for _name, _standard in (("MatMulInteger16", "MatMulInteger"), ("MaxpoolWithMask", "MaxPool")):
+    registry.register(_CONTRIB, _name, since_version=1)(_as_standard(_standard))
+for _name, _index, _change in (
+    ("CDist", 0, _distances),
+    ("CropAndResize", 0, _cropped),
+    ("ExpandDims", 0, _with_axis),
+    ("NGramRepeatBlock", 1, lambda _, dims: dims),
+    ("SampleOp", 0, lambda _, dims: dims),
+    ("UnfoldTensor", 0, _windows),
+):
+    registry.register(_CONTRIB, _name, since_version=1)(_shaped_by(_index, _change))
 for _name in ("Conv", "AveragePool", "MaxPool", "GlobalAveragePool", "GlobalMaxPool"):
     registry.register(_BLOCKED, _name, since_version=1)(_blocked_window)
 for _name in ("ReorderInput", "ReorderOutput"):

@@ -1,4 +1,4 @@
-"""Sizes at given numbers, without sympy where it need not be asked."""
+"""Sizes at given numbers, without sympy where it need not be asked, and numbers of shape values."""
 
 import math
 import operator
@@ -6,7 +6,11 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
+from onnx_shape_inference import ShapeInferenceContext
+
+from graphgen.graph import constant
 
 
 def size_at(size: int | ir.SymbolicDim, sizes: Mapping[str, int]) -> int | ir.SymbolicDim:
@@ -52,3 +56,17 @@ _EXACT: dict[str, Callable[[list[int | Fraction]], int | Fraction]] = {
     "ceiling": lambda parts: math.ceil(*parts),
 }
 """What sympy's functions of rational numbers give, by name."""
+
+
+_MOST = 16  # longer lists are not shapes
+_FAR = (1 << 31) - 1
+
+
+def whole_numbers(value: ir.Value | None, context: ShapeInferenceContext) -> list[Any] | None:
+    """A shape value, also one that is written in floats, as TensorFlow compares sizes."""
+    known = None if value is None else context.get_symbolic_value(value)
+    content = None if known is not None else constant(value)
+    if content is None or content.dtype.kind != "f" or not 0 < content.size <= _MOST:
+        return None if known is None else [*known]
+    whole = np.all(np.abs(content) <= _FAR) and np.all(content % 1 == 0)
+    return [int(x) for x in content.reshape(-1)] if content.ndim < 2 and whole else None

@@ -13,7 +13,7 @@ from graphgen.forms import TEXTS, common_form, dim_of, simplified
 from graphgen.graph import AXES, constant, produced_by
 from graphgen.infer import Dim, expect_distinct, forget, is_rounded, mends, same_dim
 from graphgen.op import find_op, read_attributes
-from graphgen.ops.numbers_of_sizes import size_at
+from graphgen.ops.numbers_of_sizes import size_at, whole_numbers
 from graphgen.ops.shapes import broadcast
 from graphgen.ops.spatial_shapes import give_up
 from graphgen.repeats import ELEMENT
@@ -111,15 +111,16 @@ _MOST_POWER = 3
 @mends("Min", "Max")
 def _compare_sizes(node: ir.Node, context: ShapeInferenceContext) -> None:
     """Shape values through the smallest and the largest of sizes."""
-    known = [None if v is None else context.get_symbolic_value(v) for v in node.inputs]
-    given = [values for values in known if values]
-    found = context.get_symbolic_value(node.outputs[0])
-    if found is None or len(given) < len(known):
+    given = [values for v in node.inputs if (values := whole_numbers(v, context))]
+    found: list[Any] = [*(context.get_symbolic_value(node.outputs[0]) or ())]
+    found = found or [None] * max(map(len, given), default=0)
+    if len(given) < len(node.inputs):
         return
     lists = [values * len(found) if len(values) == 1 else values for values in given]
-    chosen = [_chosen(node.op_type, row) for row in zip(*lists, strict=True)]
-    pairs = zip(chosen, found, strict=True)
-    context.set_symbolic_value(node.outputs[0], [old if c is None else c for c, old in pairs])
+    chosen = [_chosen(node.op_type, tuple(row)) for row in zip(*lists, strict=True)]
+    made = [old if c is None else c for c, old in zip(chosen, found, strict=True)]
+    if None not in made:
+        context.set_symbolic_value(node.outputs[0], made)
 
 
 def _chosen(operator: str, elements: tuple[Dim, ...]) -> Dim | None:
@@ -183,8 +184,12 @@ def _is_natural(text: str) -> bool:
 @mends("Cast")
 def _cast_sizes(node: ir.Node, context: ShapeInferenceContext) -> None:
     """Shape values through dtypes that can hold them: True is not a size, and int8 ends at 127."""
-    if node.outputs[0].dtype not in _WIDE:
-        forget(node.outputs[0], context)
+    x, y = node.inputs[0], node.outputs[0]
+    known = None if x is None else context.get_symbolic_value(x)
+    if y.dtype not in _WIDE:
+        forget(y, context)
+    elif known is not None and context.get_symbolic_value(y) is None:  # back from floats
+        context.set_symbolic_value(y, [*known])
 
 
 @mends("Slice")

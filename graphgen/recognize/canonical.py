@@ -24,7 +24,11 @@ from graphgen.ops.elementwise import (
     div,
     equal,
     exp,
+    greater,
+    greater_or_equal,
     identity,
+    less,
+    less_or_equal,
     logical_and,
     logical_or,
     maximum,
@@ -90,6 +94,30 @@ def neutral(node: ir.Node) -> Rewrite | None:
     if is_a(node, add, sub) and added > 0 and is_float(x):
         return None  # -0 + 0 is 0, and 1 / 0 is not 1 / -0
     return Rewrite(x, [x], f"{node.op_type} with {unit:g} changes nothing", may_share=True)
+
+
+@canonical(logical_and, logical_or)
+def decided(node: ir.Node) -> Rewrite | None:
+    """x ∧ false = false, x ∨ true = true, also of a comparison of constants."""
+    for x in present_inputs(node):
+        if _truth_of(x) is is_a(node, logical_or) and same_shape(x.shape, node.outputs[0].shape):
+            return Rewrite(x, [x], f"{node.op_type} is decided", may_share=True)
+    return None
+
+
+def _truth_of(condition: ir.Value | None) -> bool | None:
+    """What a condition is everywhere, if it is constant or compares two constants."""
+    made = produced_by(condition, less, less_or_equal, greater, greater_or_equal, equal)
+    given = [condition] if made is None else made.inputs
+    arrays = [a for x in given if (a := constant(x)) is not None and 0 < a.size <= _FEW]
+    op = None if made is None else find_op(made)
+    if len(arrays) < len(given) or (op is None and arrays[0].dtype != bool):
+        return None
+    answers = np.asarray(arrays[0] if op is None else op(*arrays))
+    return None if answers.min() != answers.max() else bool(answers.min())
+
+
+_FEW = 16  # elements, of which sizes are chosen
 
 
 @canonical(div)
@@ -178,7 +206,7 @@ def chosen(node: ir.Node) -> Rewrite | None:
 
     That of infinity in weights of a softmax is known, as torch.nan_to_num asks for it.
     """
-    condition = 0.0 if never(node.inputs[0]) else scalar(node.inputs[0])
+    condition = False if never(node.inputs[0]) else _truth_of(node.inputs[0])
     x = None if condition is None else node.inputs[1 if condition else 2]
     if x is None or not same_shape(x.shape, node.outputs[0].shape):
         return None

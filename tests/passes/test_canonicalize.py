@@ -366,6 +366,32 @@ def test_a_store_to_all_places_of_a_slice_in_order_is_no_scatter(how: Any, left:
     assert relative_rms(run_plain(best, {"x": x})[0], assigned(x, **how)) < 1e-6
 
 
+TENSORFLOW_SLICE = """<ir_version: 9, opset_import: ["" : 18]>
+    g (float[b, t, 8] x) => (float[?, ?, ?] y)
+    <int32[2] zero = {0, 0}, int32[2] axes = {0, 1}, int32[2] one = {1, 1},
+     int32 all = {1000000000}, int32 low = {-1000000000},
+     float[2] most = {-1000000000.0, 1000000000.0}> {
+      shape = Shape <end = 2> (x)
+      whole = Cast <to = 6> (shape)
+      floats = Cast <to = 1> (whole)
+      large = Max (floats, most)
+      ends = Cast <to = 6> (large)
+      is_all = Equal (ends, all)
+      goes_back = Less (one, zero)
+      reversed = And (is_all, goes_back)
+      end = Where (reversed, low, ends)
+      cut = Slice (x, zero, end, axes, one)
+      y = Relu (cut)
+    }"""
+
+
+def test_a_slice_of_all_as_tensorflow_writes_it_goes() -> None:
+    """Its ends are compared as floats, and no element of it goes back."""
+    model = ir.from_proto(onnx.parser.parse_model(TENSORFLOW_SLICE))
+    best = optimize(model, passes=["canonicalize", "clean", "canonicalize", "clean"])
+    assert count_operators(best.model) == {"Relu": 1}
+
+
 @pytest.mark.parametrize("count", [0, 1])
 def test_a_store_to_no_place_is_no_scatter(count: int) -> None:
     """As tracers write x[4:] = y, of a window that needs no shift."""

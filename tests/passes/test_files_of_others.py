@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from onnx import parser
@@ -339,6 +340,42 @@ def test_attention_is_found_behind_products_with_weights_of_four_bits(tmp_path: 
         feeds = {"x": random.standard_normal((b, t, 16), np.float32)}
         (wanted, sizes), (got, shape) = (run(m, feeds, optimize=False) for m in (source, made))
         assert np.abs(wanted - got).max() < 1e-5 and np.array_equal(sizes, shape)
+
+
+OLDER: dict[str, tuple[str, list[Any]]] = {
+    "QuantizeLinear(x, s, z)": ("float s = {0.1}, uint16 z = {100}", ["n", 3, "h", 4]),
+    "GridSample(x, grid)": ("", ["n", 3, 2, 5]),
+    "Pad(x, p)": ("int64[8] p = {0, 0, 1, 0, 0, 0, 2, 3}", ["n", 3, "h + 3", 7]),
+    "GatherND(x, at)": ("int64[2, 1] at = {0, 0}", [2, 3, "h", 4]),
+    "Trilu(x)": ("", ["n", 3, "h", 4]),
+    "SampleOp(x)": ("", ["n", 3, "h", 4]),
+    "ExpandDims(x, k)": ("int32 k = {-2}", ["n", 3, "h", 1, 4]),
+    "UnfoldTensor<dim = 2, size = 2, step = 2>(x)": ("", ["n", 3, "floor(h/2)", 4, 2]),
+    "CropAndResize(x, boxes, of, k)": (
+        "float[1,4] boxes = {0.0, 0.0, 1.0, 1.0}, int32[1] of = {0}, int32[2] k = {2, 3}",
+        [1, 3, 2, 3],
+    ),
+    "CDist(rows, rows)": ("float[2, 2] rows = {1.0, 2.0, 3.0, 4.0}", [2, 2]),
+}
+
+
+@pytest.mark.parametrize("call", OLDER)
+def test_operators_that_the_runtime_had_before_onnx_have_sizes(call: str, tmp_path: Path) -> None:
+    constants, sizes = OLDER[call]
+    text = f"""<ir_version: 9, opset_import: ["" : 18, "com.microsoft" : 1]>
+    main (float[n,3,h,4] x, float[n,2,5,2] grid) => (int64[k] y) <{constants}> {{
+      made = com.microsoft.{call}
+      y = Shape (made)
+    }}"""
+    source = parser.parse_model(text)
+    onnx.save(source, tmp_path / "m.onnx")
+    model = gg.load(tmp_path / "m.onnx")
+    feeds = {"x": np.ones((2, 3, 6, 4), "f"), "grid": np.zeros((2, 2, 5, 2), "f")}
+    found = model.graph.node(0).outputs[0].shape
+    assert found is not None and [str(d) for d in found] == [str(d) for d in sizes]
+    known = [int(ir.SymbolicDim(str(d)).evaluate({"n": 2, "h": 6})) for d in sizes]
+    assert run(source, feeds, optimize=False)[0].tolist() == known
+    check(text, tmp_path, **feeds)
 
 
 @pytest.mark.parametrize("given", ["K = 16", "K = 16, N = 1.5", "K = 16, N = -4"])
