@@ -1,6 +1,7 @@
 """What holds for all tests."""
 
 import gc
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -81,6 +82,14 @@ def _one_thread() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ort, "InferenceSession", OneThread)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_waiting_for_disks() -> Iterator[None]:
+    """Files outlive the processes of tests, not the machine: each fsync takes some milliseconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
         yield
 
 
