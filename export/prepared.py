@@ -47,6 +47,7 @@ from graphgen.passes.training.recompute import RECOMPUTE, Recompute, recomputati
 from graphgen.passes.verify import compare, compare_models
 from graphgen.places import where_is
 from graphgen.record import recording
+from graphgen.runtime import OPTIONS_KEY
 from graphgen.targets import Target, TargetName, target
 from graphgen.value import adopt
 
@@ -239,6 +240,7 @@ def _copy(model: str | os.PathLike[str] | ModelLike) -> ir.Model:
         del result.functions[key]
     if result.functions:
         common.InlinePass()(result)
+    result.metadata_props.pop(OPTIONS_KEY, None)  # it is of a graph without a loss
     return result
 
 

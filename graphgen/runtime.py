@@ -40,6 +40,7 @@ from graphgen.providers import (
     placement,
     runtime_message,
 )
+from graphgen.subnormals import FLUSH, can_flush, flushing
 
 Array = NDArray[Any]
 
@@ -73,7 +74,9 @@ class Session(Opened):
     zero point for unsigned ones; either this or session.qdq_matmulnbits_accuracy_level=1 where it
     would round the floats that it multiplies by restored weights; the runtime. Where the file
     multiplies a transposed matrix by a vector, MatmulTransposeFusion is disabled, which is wrong
-    there. The keys
+    there. session.set_denormal_as_zero=1 counts for the thread that calls the session, too, and
+    ends with the call (on Linux with glibc and an x64 processor; elsewhere a file that asks for it
+    runs without). The keys
     execution_order, enable_mem_pattern, enable_mem_reuse, graph_optimization_level and
     intra_op_num_threads set that attribute of the runtime's SessionOptions; every other key is a
     session config entry.
@@ -103,7 +106,10 @@ class Session(Opened):
         ort = import_runtime()
         self._who, header = read_header(model)
         metadata = {entry.key: entry.value for entry in header.metadata_props}
-        settings = _metadata_options(self._who, metadata) | dict(options or {})
+        settings = _metadata_options(self._who, metadata)
+        if not can_flush():  # this thread would not be set back
+            settings.pop(FLUSH, None)
+        settings |= dict(options or {})
         if not optimize:
             settings["graph_optimization_level"] = "DISABLE_ALL"
         if threads is not None:
@@ -113,9 +119,11 @@ class Session(Opened):
         asked, config = session_options(self._who, ort, settings)
         if profile is not None:
             asked.enable_profiling, asked.profile_file_prefix = True, profile
-        self._session, device, note = open_session(
-            self._who, ort, model, header, asked, config, provider
-        )
+        self._flushes = config.get(FLUSH) == "1"
+        with flushing(self._flushes):
+            self._session, device, note = open_session(
+                self._who, ort, model, header, asked, config, provider
+            )
         own, *_ = providers = tuple(self._session.get_providers())
         if strict and own != CPU and not can_record(ort):
             raise GraphgenError(
@@ -191,7 +199,8 @@ class Session(Opened):
             rest = {n: np.require(x, requirements="C") for n, x in arrays.items()}
             return Bound(self, rest | keep, {})()
         try:
-            results: list[Array] = self._session.run(self._output_names, arrays)
+            with flushing(self._flushes):
+                results: list[Array] = self._session.run(self._output_names, arrays)
         except Exception as error:
             raise GraphgenError(f"{self._who}: the run failed: {runtime_message(error)}") from error
         return results
@@ -388,7 +397,7 @@ class Bound:
         self._who, self._session = session._who, session._session
         self._names = session._output_names
         self._binding = self._session.io_binding()
-        self._elsewhere = session.plan.device != "cpu"
+        self._elsewhere, self._flushes = session.plan.device != "cpu", session._flushes
         # The runtime holds only addresses; these references keep the arrays alive.
         self._inputs = {name: _ort_value(array) for name, array in inputs.items()}
         self._outputs = [outputs.get(name) for name in self._names]
@@ -415,7 +424,8 @@ class Bound:
         for name in self._unbound:  # else the last run's memory and shape would be used again
             self._binding.bind_output(name)
         try:
-            self._session.run_with_iobinding(self._binding)
+            with flushing(self._flushes):
+                self._session.run_with_iobinding(self._binding)
             made = self._binding.get_outputs() if self._unbound else self._outputs
             pairs = zip(self._outputs, made, strict=True)
             return [_array(new) if bound is None else bound for bound, new in pairs]

@@ -38,6 +38,8 @@ from graphgen.passes import optimize
 from graphgen.quantize.folder import Quantized, quantized, reports
 from graphgen.quantize.kept import keep_bits
 from graphgen.quantize.prompts import LEAST
+from graphgen.runtime import OPTIONS_KEY
+from graphgen.subnormals import FLUSH
 from graphgen.version import VERSION
 
 if TYPE_CHECKING:
@@ -104,6 +106,7 @@ class Building:
         options.check(source, export=export)
         self._options, self._path, self._output, self._folder = options, source, output, folder
         self._head = None if options.head is None else Head.read(options.head)
+        self._of_family = not export
         self._source = _of_export(source, folder) if export else self._of_checkpoint()
         self._examine()
         self._tokens = windows(folder, options.text)  # (N, T); none without a text
@@ -195,6 +198,9 @@ class Building:
         for name, model in self._source.models.items():
             path = str(Path(MODEL).with_name(name))
             self._graphs[path] = optimize(model, target=target).model
+            if self._of_family and (target, self._options.dtype) == ("cpu", "fp32"):
+                # No result of a family depends on numbers below 2⁻¹²⁶; a foreign graph's may.
+                self._graphs[path].metadata_props[OPTIONS_KEY] = json.dumps({FLUSH: "1"})
 
     def _quantize(self) -> None:
         options = self._options

@@ -16,6 +16,8 @@ from graphgen.commands import main
 from graphgen.export.folders import MODEL
 from graphgen.processor import INT8_KEY, NEEDS
 from graphgen.quantize.folder import REPORT
+from graphgen.runtime import OPTIONS_KEY
+from graphgen.subnormals import FLUSH, can_flush
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 
@@ -52,6 +54,23 @@ def operators(path: Path) -> set[str]:
         found |= {node.op_type for node in graph.node}
         graphs += [a.g for node in graph.node for a in node.attribute if a.HasField("g")]
     return found
+
+
+def options_of(path: Path) -> str | None:
+    model = onnx.load(path, load_external_data=False)
+    return {entry.key: entry.value for entry in model.metadata_props}.get(OPTIONS_KEY)
+
+
+def test_sessions_of_a_folder_count_subnormal_numbers_as_0(folder: Path, tmp_path: Path) -> None:
+    """Artifacts of it do not, as their loss may depend on them."""
+    assert main(["build", str(folder), "-o", str(tmp_path / "out")]) == 0
+    file = tmp_path / "out" / MODEL
+    assert json.loads(options_of(file) or "{}") == {FLUSH: "1"}
+    assert gg.Session(file).plan.config.get(FLUSH) == ("1" if can_flush() else None)
+    gg.artifacts(file, tmp_path / "art")
+    assert options_of(tmp_path / "art" / "training_model.onnx") is None
+    assert main(["build", str(folder), "-o", str(tmp_path / "half"), "--dtype", "fp16"]) == 0
+    assert options_of(tmp_path / "half" / MODEL) is None
 
 
 def test_a_decoder_tells_its_perplexity_before_and_after(folder: Path, capsys: Any) -> None:
