@@ -41,6 +41,15 @@ _GEMMA = {**_BASE, "head_dim": 16, "sliding_window": 5}
 _LONG = {"short_factor": [1.0, 1.5, 2.0, 2.5], "long_factor": [1.0, 3.0, 9.0, 27.0]}
 _LONG_ROPE = {"rope_type": "longrope", **_LONG}
 
+_GRANITE_4 = {
+    **_BASE,
+    "layer_types": ["attention", "attention"],
+    "num_local_experts": 0,
+    "num_experts_per_tok": 0,
+    "shared_intermediate_size": 40,
+    "mamba_n_heads": 8,
+}
+
 DECODERS: dict[str, dict[str, Any]] = {
     "smollm3": {**_BASE, "no_rope_layer_interval": 2},
     "smollm3, windows": {
@@ -58,7 +67,34 @@ DECODERS: dict[str, dict[str, Any]] = {
         "logits_scaling": 4.0,
         "tie_word_embeddings": True,
     },
+    "granitemoehybrid": {
+        **_GRANITE_4,
+        "position_embedding_type": "rope",
+        "attention_multiplier": 0.2,
+        "logits_scaling": 4.0,
+    },
+    "granitemoehybrid, no positions": {"position_embedding_type": None, "residual_multiplier": 0.3},
+    "olmo": _BASE,
     "olmo2": _BASE,
+    "olmo3": {
+        **_BASE,
+        "num_hidden_layers": 4,
+        "sliding_window": 4,
+        "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "attention_factor": 1.2}
+        | {"original_max_position_embeddings": 16},
+    },
+    "ministral": {
+        **_BASE,
+        "head_dim": 16,
+        "sliding_window": 4,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "ministral3": {
+        **_BASE,
+        "head_dim": 16,
+        "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
+        | {"original_max_position_embeddings": 3, "llama_4_scaling_beta": 0.5},
+    },
     "mixtral": {**_BASE, "num_local_experts": 5, "sliding_window": 6},
     "qwen2_moe": {**_MOE, "shared_expert_intermediate_size": 40, "num_experts_per_tok": 3},
     "qwen3_moe": {**_MOE, "norm_topk_prob": True, "num_experts_per_tok": 2, "head_dim": 16},

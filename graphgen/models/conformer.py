@@ -36,7 +36,7 @@ class Block(nn.Module):
         self.attention = nn.Attention(features, num_heads=num_heads)
         self.convolution = ConvolutionModule(features, kernel=kernel)
 
-    def __call__(self, x: Tensor, mask: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
+    def __call__(self, x: Tensor, mask: Tensor, rotary: tuple[Tensor, ...]) -> Tensor:
         x = x + 0.5 * self.feed_forward1(self.norm1(x))  # (B, T, D)
         x = x + self.attention(self.norm2(x), mask=mask, rotary=rotary)
         x = x + self.convolution(x, mask)

@@ -25,7 +25,7 @@ class GemmaLayer(nn.Module):
         )
         self.norms = [OffsetNorm(features) for _ in range(4)]
 
-    def __call__(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:  # (B, T, D)
+    def __call__(self, x: Tensor, rotary: tuple[Tensor, ...]) -> Tensor:  # (B, T, D)
         norm1, norm2, norm3, norm4 = self.norms
         x = x + norm2(self.attention(norm1(x), rotary=rotary))
         return x + norm4(self.feed_forward(norm3(x)))

@@ -18,7 +18,7 @@ class MoELayer(nn.Module):
             features, hidden, experts=experts, k=k, activation="silu", gated=True, bias=False
         )
 
-    def __call__(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:  # (B, T, D)
+    def __call__(self, x: Tensor, rotary: tuple[Tensor, ...]) -> Tensor:  # (B, T, D)
         x = x + self.attention(self.norm1(x), rotary=rotary)
         return x + self.experts(self.norm2(x))
 

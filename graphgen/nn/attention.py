@@ -29,7 +29,8 @@ class Attention(Module):
     Queries and keys are turned by `rotary`, cosines and sines (B, T, R/2) for the first R features
     of each head (arXiv 2104.09864), as pairs of neighbors if `interleaved`, after `query_norm` and
     `key_norm` if `norm` makes them: of each head (arXiv 2302.05442), or of all heads at once
-    (arXiv 2501.00656) if `wide_norm`. With a `cache`, the queries are the last of its tokens.
+    (arXiv 2501.00656) if `wide_norm`. A third tensor, (B, T, 1), multiplies the queries. With a
+    `cache`, the queries are the last of its tokens.
 
     With a `softcap` c, the scores are c · tanh(scores / c) before they are masked (2408.00118).
 
@@ -107,7 +108,7 @@ class Attention(Module):
         memory: Tensor | None = None,
         *,
         mask: Tensor | None = None,
-        rotary: tuple[Tensor, Tensor] | None = None,
+        rotary: tuple[Tensor, ...] | None = None,
         cache: KeysAndValues | None = None,
     ) -> Tensor:
         if self.pattern is not None and any(y is not None for y in (memory, cache, self.weights)):
@@ -134,8 +135,9 @@ class Attention(Module):
                 "interleaved": int(self.interleaved),
                 "rotary_embedding_dim": size,
             }
-            q = ops.rotate(q, *rotary, num_heads=self.num_heads, **turn)
-            k = ops.rotate(k, *rotary, num_heads=self.kv_heads, **turn)
+            q = ops.rotate(q, *rotary[:2], num_heads=self.num_heads, **turn)
+            k = ops.rotate(k, *rotary[:2], num_heads=self.kv_heads, **turn)
+            q = q * rotary[2] if len(rotary) > 2 else q
         heads: dict[str, Any] = {"q_num_heads": self.num_heads, "kv_num_heads": self.kv_heads}
         if cache is not None:
             q = ops.split_heads(q, self.num_heads)

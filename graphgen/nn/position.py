@@ -69,7 +69,7 @@ class Rotary(Module):
     def __init__(self, frequencies: Array, *, factor: float = 1.0):
         self.frequencies, self.factor = frequencies, factor
 
-    def __call__(self, position_ids: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, position_ids: Tensor, x: Tensor) -> tuple[Tensor, ...]:
         """In the dtype of x; angles in float32: half precision cannot tell positions apart."""
         positions = ops.unsqueeze(ops.cast(position_ids, to=ir.DataType.FLOAT), [2])  # (B, T, 1)
         angles = positions * self.at(position_ids)  # (B, T, R/2)

@@ -80,7 +80,7 @@ def tables() -> dict[str, str]:
     kinds = [f"| {', '.join(own)} | {taken} | {fixed} |\n" for (taken, fixed), own in rows.items()]
     ropes = [
         f"| {kind} | {', '.join(sorted(names)) or 'none'} |\n"
-        for kind, names in rope._FIELDS.items()
+        for kind, names in rope.FIELDS.items()
     ]
     return {
         "tasks": "| model_type | `--task` |\n|---|---|\n" + "".join(tasks),

@@ -22,6 +22,12 @@ def cohere(config: Config) -> Specification:
     """Attention and feed-forward side by side, after one norm; neighbors are turned."""
     norm = partial(nn.LayerNorm, epsilon=config.take("layer_norm_eps", float, 1e-5), bias=False)
     attention: dict[str, Any] = {"interleaved": True}
+    # What the publisher notes about the only architecture that the classes have.
+    for name in ("use_embedding_sharing", "use_gated_activation", "use_parallel_block"):
+        config.expect(name, True)
+    config.ignore("use_parallel_embedding")  # how a table is divided among devices
+    config.expect("rotary_pct", 1.0)
+    config.expect("position_embedding_type", "rope_gptj")
     own: dict[str, Any] = {}
     if config.model_type == "cohere2":
         own["sights"] = _local(config)
@@ -45,14 +51,8 @@ def _local(config: Config) -> list[Sight]:
         config.take("num_hidden_layers", int),
         config.take("sliding_window_pattern", int, 4),
     )
-    # What the publisher notes about the only architecture that the class has.
     config.expect("layer_switch", every)
-    for name in ("use_embedding_sharing", "use_gated_activation", "use_parallel_block"):
-        config.expect(name, True)
-    for name in ("use_parallel_embedding", "use_qk_norm"):
-        config.expect(name, False)
-    config.expect("rotary_pct", 1.0)
-    config.expect("position_embedding_type", "rope_gptj")
+    config.expect("use_qk_norm", False)
     config.expect("order_of_interleaved_layers", "local_attn_first")
     divided_heads(config)
     window = config.optional("sliding_window", int, absent(config, "window"))

@@ -14,11 +14,13 @@ from graphgen.models.published import (
     gemma,
     gpt2,
     gpt_oss,
+    granite,
     llama,
     modernbert,
     mpnet,
     neox,
     nomic,
+    olmo,
     one_tower,
     opt,
     t5,
@@ -31,6 +33,8 @@ from graphgen.models.published.language_model import TYPES
 
 FAMILIES: dict[str, Family] = {
     **llama.FAMILIES,
+    **granite.FAMILIES,
+    **olmo.FAMILIES,
     **experts.FAMILIES,
     **gpt_oss.FAMILIES,
     **gemma.FAMILIES,

@@ -10,6 +10,37 @@ from graphgen import nn, ops
 from graphgen.operands import Array
 from graphgen.value import Tensor
 
+FIELDS = {
+    "default": set(),
+    "linear": {"factor"},
+    "dynamic": {"factor"},
+    "llama3": {
+        "factor",
+        "low_freq_factor",
+        "high_freq_factor",
+        "original_max_position_embeddings",
+    },
+    "yarn": {
+        "factor",
+        "attention_factor",
+        "beta_fast",
+        "beta_slow",
+        "truncate",
+        "mscale",
+        "mscale_all_dim",
+        "original_max_position_embeddings",
+        "llama_4_scaling_beta",
+    },
+    "longrope": {
+        "factor",
+        "attention_factor",
+        "short_factor",
+        "long_factor",
+        "original_max_position_embeddings",
+    },
+}
+"""The fields of each kind."""
+
 
 class LongRotary(nn.Rotary):
     """Frequencies for short and for long texts (LongRoPE, arXiv 2402.13753), by the last position.
@@ -26,6 +57,20 @@ class LongRotary(nn.Rotary):
         """The long ones if a position is beyond the length."""
         beyond = ops.reduce_max(position_ids, keepdims=0) >= self.length
         return ops.where(beyond, self.long, self.frequencies)
+
+
+class TemperedRotary(nn.Rotary):
+    """Queries also grow with their places: times 1 + beta · log(1 + ⌊place / length⌋) (Llama 4)."""
+
+    def __init__(self, frequencies: Array, *, factor: float, length: int, beta: float):
+        super().__init__(frequencies, factor=factor)
+        self.length, self.beta = length, beta
+
+    def __call__(self, position_ids: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+        """Cosines, sines, and what queries are multiplied by, (B, T, 1)."""
+        steps = ops.cast(ops.div(position_ids, np.int64(self.length)) + 1, to=ir.DataType.FLOAT)
+        growth = ops.log(steps) * np.float32(self.beta) + np.float32(1)
+        return *super().__call__(position_ids, x), ops.cast_like(ops.unsqueeze(growth, [2]), x)
 
 
 class DynamicRotary(nn.Rotary):

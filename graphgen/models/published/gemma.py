@@ -14,7 +14,7 @@ from graphgen.models.published.named import (
     rms_norm,
     specification,
 )
-from graphgen.models.published.rope import given_parameters
+from graphgen.models.published.rope import parameters_by_kind
 from graphgen.models.published.specification import Sight, Specification
 
 _SANDWICH = ("norm1", "after1", "norm2", "after2")
@@ -74,11 +74,7 @@ def gemma3(config: Config) -> Specification:
         window //= 2
     local = layer_windows(config, 1, [(i + 1) % every > 0 for i in range(layers)])
     config.expect("attn_logit_softcapping")  # transformers leaves the scores as they are
-    given = given_parameters(config)
-    by_kind = [given.get(kind, {}) for kind in ("full_attention", "sliding_attention")]
-    if not all(isinstance(found, dict) for found in by_kind):
-        config.refuse("rope_parameters", given, "an object for each kind of layer")
-    far, near = by_kind if any(by_kind) else (given, {})
+    far, near = parameters_by_kind(config)
     turned = (
         all_turned(config, [None], parameters=far, theta=1e6),
         all_turned(

@@ -49,6 +49,7 @@ _SIZES = "vocab_size hidden_size intermediate_size num_hidden_layers num_attenti
 _ABSENT = {
     "llama": (32000, 4096, 11008, 32, 32),
     "mistral": (32000, 4096, 14336, 32, 32),
+    "ministral3": (131072, 4096, 14336, 34, 32),
     "qwen2": (151936, 4096, 22016, 32, 32),
     "qwen3": (151936, 4096, 22016, 32, 32),
     "gemma3_text": (262208, 2304, 9216, 26, 8),

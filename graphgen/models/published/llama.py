@@ -22,7 +22,7 @@ from graphgen.parts import Part
 
 
 def llama(config: Config) -> Specification:
-    """Llama and Mistral (arXiv 2302.13971, 2310.06825)."""
+    """Llama, Mistral and Ministral (arXiv 2302.13971, 2310.06825)."""
     # What the publishers of SmolLM2, Falcon3 and InternLM2 note about their architecture.
     config.expect("bias", False)
     config.expect("is_llama_config", True)
@@ -65,30 +65,6 @@ def smollm3(config: Config) -> Specification:
         for i, sight in enumerate(all_turned(config, found))
     ]
     return specification(config, sights=sights)
-
-
-def granite(config: Config) -> Specification:
-    """Multipliers of vectors, scores, residuals and logits (Granite 3)."""
-
-    def factor(name: str) -> float:
-        return config.take(name, float, 1.0)
-
-    scaling = factor("logits_scaling")
-    if scaling <= 0.0:
-        config.refuse("logits_scaling", scaling, "above 0")
-    return specification(
-        config,
-        attention={"scale": factor("attention_multiplier")},
-        embedding_scale=factor("embedding_multiplier"),
-        residual_scale=factor("residual_multiplier"),
-        logits_scale=1.0 / scaling,
-    )
-
-
-def olmo2(config: Config) -> Specification:
-    """Norms after attention and feed-forward, and of all queries and keys (arXiv 2501.00656)."""
-    wide = {"norm": rms_norm(config), "wide_norm": True}
-    return specification(config, attention=wide, norms=("after1", "after2"))
 
 
 def phi3(config: Config) -> Specification:
@@ -159,12 +135,10 @@ QKV: dict[str, Source] = {
 
 
 FAMILIES = {
-    **dict.fromkeys(("llama", "mistral"), family(llama)),
+    **dict.fromkeys(("llama", "mistral", "ministral", "ministral3"), family(llama)),
     "qwen2": family(qwen2),
     "qwen3": family(qwen3),
     "smollm3": family(smollm3),
-    "granite": family(granite),
-    "olmo2": family(olmo2, **AFTER),
     "phi3": family(phi3, **QKV, **GATE_UP),
     "glm": family(glm, **GATE_UP),
     "glm4": family(

@@ -16,7 +16,10 @@ ABSENT: dict[str, dict[str, Any]] = {
     "qwen2": {"kv_heads": 32, "window": 4096},
     "qwen3": {"kv_heads": 32, "window": 4096, "head_dim": 128},
     "smollm3": {"kv_heads": 4, "theta": 2e6, "tied": True},
+    "ministral": {"kv_heads": 8, "window": 4096},
+    "ministral3": {"kv_heads": 8, "head_dim": 128, "epsilon": 1e-5, "theta": 1e6},
     "olmo2": {"epsilon": 1e-5},
+    "olmo3": {"epsilon": 1e-5, "window": 4096, "theta": 5e5},
     "phi3": {"epsilon": 1e-5, "partial": 1.0},
     "glm": {"kv_heads": 2, "head_dim": 128, "epsilon": 1.5625e-7, "partial": 0.5, "bias": True},
     "glm4": {"kv_heads": 2, "head_dim": 128, "epsilon": 1.5625e-7, "partial": 0.5, "bias": True},
@@ -72,13 +75,18 @@ def specification(
 
 
 def feed_forward(
-    config: Config, *, field: str = "hidden_act", activation: str = "silu", **options: Any
+    config: Config,
+    *,
+    field: str = "hidden_act",
+    inner: str = "intermediate_size",
+    activation: str = "silu",
+    **options: Any,
 ) -> Callable[[int], nn.FeedForward]:
     """What makes the feed-forward of each layer; gated by default."""
     options = {"gated": True, **options}
     if "bias" not in options:
         options["bias"] = config.take("mlp_bias", bool, False)
-    sizes = config.take("hidden_size", int), config.take("intermediate_size", int)
+    sizes = config.take("hidden_size", int), config.take(inner, int)
     kind = config.choose(field, ACTIVATIONS, activation)
     return lambda number: nn.FeedForward(*sizes, activation=kind, **options)
 
@@ -113,7 +121,10 @@ def all_turned(config: Config, windows: list[int | None], **how: Any) -> list[Si
 def windows(config: Config) -> list[int | None]:
     """How far back each layer looks; None means to the start."""
     kind, layers = config.model_type, config.take("num_hidden_layers", int)
-    if kind in ("mistral", "mixtral", "phi3", "starcoder2"):
+    if kind == "ministral":
+        window = config.optional("sliding_window", int, absent(config, "window"))
+        return layer_windows(config, window, [window is not None] * layers)
+    if kind in ("mistral", "ministral3", "mixtral", "phi3", "starcoder2"):
         return [config.optional("sliding_window", int, absent(config, "window"))] * layers
     if kind not in ("qwen2", "qwen3"):
         config.expect("sliding_window")

@@ -8,38 +8,17 @@ import numpy as np
 from graphgen import nn
 from graphgen.errors import GraphgenError
 from graphgen.models.published.config import Config
-from graphgen.models.published.frequencies import DynamicRotary, LongRotary, llama3, yarn
+from graphgen.models.published.frequencies import (
+    FIELDS,
+    DynamicRotary,
+    LongRotary,
+    TemperedRotary,
+    llama3,
+    yarn,
+)
 from graphgen.nn.position import rotary_frequencies
 from graphgen.operands import Array
 
-_FIELDS = {
-    "default": set(),
-    "linear": {"factor"},
-    "dynamic": {"factor"},
-    "llama3": {
-        "factor",
-        "low_freq_factor",
-        "high_freq_factor",
-        "original_max_position_embeddings",
-    },
-    "yarn": {
-        "factor",
-        "attention_factor",
-        "beta_fast",
-        "beta_slow",
-        "truncate",
-        "mscale",
-        "mscale_all_dim",
-        "original_max_position_embeddings",
-    },
-    "longrope": {
-        "factor",
-        "attention_factor",
-        "short_factor",
-        "long_factor",
-        "original_max_position_embeddings",
-    },
-}
 _LISTS = ("short_factor", "long_factor")
 
 
@@ -82,6 +61,18 @@ def given_parameters(config: Config) -> dict[str, Any]:
     return given
 
 
+def parameters_by_kind(config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What rope_parameters say of layers that look to the start, and of local ones.
+
+    Without an object for each kind, they are those of the former.
+    """
+    given = given_parameters(config)
+    far, near = (given.get(kind, {}) for kind in ("full_attention", "sliding_attention"))
+    if not isinstance(far, dict) or not isinstance(near, dict):
+        config.refuse("rope_parameters", given, "an object for each kind of layer")
+    return (far, near) if far or near else (given, {})
+
+
 def _rotary(
     config: Config,
     head_dim: int,
@@ -113,9 +104,9 @@ def _rotary(
     absent = {"llama": 1 << 11, "mistral": 1 << 17, "phi3": 1 << 12, "gemma2": 1 << 13}
     absent |= {"gpt_oss": 1 << 17}
     longest = config.take("max_position_embeddings", int, absent.get(config.model_type, 1 << 15))
-    if kind not in list(_FIELDS):
-        config.refuse("rope_type", kind, f"one of {', '.join(_FIELDS)}")
-    if unknown := sorted(set(given) - _FIELDS[kind]):
+    if kind not in list(FIELDS):
+        config.refuse("rope_type", kind, f"one of {', '.join(FIELDS)}")
+    if unknown := sorted(set(given) - FIELDS[kind]):
         config.refuse("rope_parameters", given, f"of {kind}'s fields only, without {unknown}")
     if turned % 2:
         config.refuse("head_dim", turned, "an even number of features")
@@ -127,6 +118,13 @@ def _rotary(
     fields = {name: float(value) for name, value in given.items()}
     if kind != "default" and not fields.get("factor", 0.0) >= 1.0:
         config.refuse("rope_parameters", given, "with a factor of at least 1")
+    return _stretched(config, kind, plain, fields, longest, theta)
+
+
+def _stretched(
+    config: Config, kind: str, plain: Array, fields: dict[str, float], longest: int, theta: float
+) -> nn.Rotary:
+    """The frequencies for longer texts."""
     factor = 1.0
     if kind == "dynamic":
         return DynamicRotary(plain, length=longest, scale=fields["factor"])
@@ -134,11 +132,23 @@ def _rotary(
         plain = plain / fields["factor"]
     elif kind == "llama3":
         if fields.get("low_freq_factor", 1.0) >= fields.get("high_freq_factor", 4.0):
-            config.refuse("rope_parameters", given, "with low_freq_factor below high_freq_factor")
+            config.refuse("rope_parameters", fields, "with low_freq_factor below high_freq_factor")
         plain = llama3(plain, fields, longest)
     elif kind == "yarn":
         plain, factor = yarn(plain, fields, longest, theta)
+    if "llama_4_scaling_beta" in fields:
+        return _tempered(config, plain, factor, fields)
     return nn.Rotary(plain.astype(np.float32), factor=factor)
+
+
+def _tempered(config: Config, plain: Array, factor: float, fields: dict[str, float]) -> nn.Rotary:
+    """Ministral 3's: queries grow from the first length on."""
+    length = fields.get("original_max_position_embeddings", 0.0)
+    if config.model_type != "ministral3" or not length >= 1.0:
+        wanted = "of ministral3 and with original_max_position_embeddings, or without beta"
+        config.refuse("rope_parameters", fields, wanted)
+    beta, frequencies = fields["llama_4_scaling_beta"], plain.astype(np.float32)
+    return TemperedRotary(frequencies, factor=factor, length=int(length), beta=beta)
 
 
 def _is_number(name: str, value: Any) -> bool:
