@@ -82,8 +82,8 @@ def test_every_pooling_reads_tokens_alone(tmp_path: Path) -> None:
 
 
 def test_what_follows_the_pooling(tmp_path: Path) -> None:
-    """Dense with an activation, biases and residuals, a norm, and the length 1."""
-    stages = ("Dense", "LayerNorm", "Dense", "Normalize")
+    """Dense with an activation, biases and residuals, a norm, and the length 1; no dropout."""
+    stages = ("Dense", "LayerNorm", "Dense", "Dropout", "Normalize")
     folder = checkpoint(tmp_path / "in", published_encoders, "mpnet", *stages)
     random = np.random.default_rng(0)
     w, v, r = (random.standard_normal(s, np.float32) for s in ((8, 32), (8, 8), (8, 32)))
@@ -96,6 +96,7 @@ def test_what_follows_the_pooling(tmp_path: Path) -> None:
     kind = "torch.nn.modules.linear.Identity"
     fields = {"in_features": 8, "out_features": 8, "bias": False, "activation_function": kind}
     write_part(folder / "4_Dense", fields, linear__weight=v)
+    write_part(folder / "5_Dropout", {"dropout": 0.4})
     model = gg.optimize(from_folder(folder).model).model
     vectors, embedding = run_plain(model, both())
     x = vectors[:1].mean(1)

@@ -10,6 +10,7 @@ from published_decoders import DECODERS, weight
 
 import graphgen as gg
 from graphgen.models.published import from_folder
+from graphgen.models.published.stages import ACTIVATIONS
 
 torch = pytest.importorskip("torch", reason="needs torch (make parity)")
 transformers = pytest.importorskip("transformers", reason="needs transformers (make parity)")
@@ -191,3 +192,10 @@ def test_encoders_of_t5_embed(kind: str, whole: bool, tmp_path: Path) -> None:
         y = pooled("mean", x, torch.tensor(feeds["attention_mask"])) @ dense["linear.weight"].T
         wanted = torch.nn.functional.normalize(y, dim=1)
         assert relative_rms(named(run, feeds)["sentence_embedding"], wanted.numpy()) < BOUND
+
+
+@pytest.mark.parametrize("kind", ACTIVATIONS)
+def test_an_activation_of_a_dense(kind: str) -> None:
+    x = np.random.default_rng(0).standard_normal(200).astype(np.float32) * 5
+    wanted = getattr(torch.nn, kind.rpartition(".")[2])()(torch.tensor(x))
+    assert relative_rms(wanted.numpy(), ACTIVATIONS[kind](x)) < 1e-6

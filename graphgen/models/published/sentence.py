@@ -41,7 +41,7 @@ def sentence_head(
     size, weights = features * len(poolings), dict[str, ir.TensorProtocol]()
     stages = list[Stage]()
     for kind, name in entries[2:]:
-        where, plain = folder / name, kind == "Normalize"
+        where, plain = folder / name, STAGES[kind].plain
         file = where / "config.json"
         fields = {} if plain and not present(file) else read_json(file)  # older ones have none
         config = _config(file, kind, fields)

@@ -8,13 +8,26 @@ from graphgen.models.published.config import Config
 from graphgen.models.published.poolings import POOLINGS
 from graphgen.value import Tensor
 
+_TORCH = "torch.nn.modules.activation."
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "torch.nn.modules.linear.Identity": ops.identity,
-    "torch.nn.modules.activation.Tanh": ops.tanh,
-    "torch.nn.modules.activation.ReLU": ops.relu,
-    "torch.nn.modules.activation.GELU": ops.gelu,
-    "torch.nn.modules.activation.SiLU": ops.silu,
-    "torch.nn.modules.activation.Sigmoid": ops.sigmoid,
+    f"{_TORCH}Tanh": ops.tanh,
+    f"{_TORCH}ReLU": ops.relu,
+    f"{_TORCH}GELU": ops.gelu,
+    f"{_TORCH}SiLU": ops.silu,
+    f"{_TORCH}Sigmoid": ops.sigmoid,
+    f"{_TORCH}LeakyReLU": lambda x: ops.leaky_relu(x, alpha=0.01),
+    f"{_TORCH}ELU": ops.elu,
+    f"{_TORCH}CELU": ops.elu,
+    f"{_TORCH}SELU": ops.selu,
+    f"{_TORCH}Mish": ops.mish,
+    f"{_TORCH}Hardswish": ops.hard_swish,
+    f"{_TORCH}Softplus": ops.softplus,
+    f"{_TORCH}LogSigmoid": lambda x: -ops.softplus(-x),
+    f"{_TORCH}Softsign": lambda x: x / (ops.abs(x) + 1),
+    f"{_TORCH}Hardtanh": lambda x: ops.minimum(ops.maximum(x, -1), 1),
+    f"{_TORCH}ReLU6": lambda x: ops.minimum(ops.relu(x), 6),
 }
 """The activation of a Dense, by the class in torch."""
 
@@ -23,6 +36,7 @@ class Stage(nn.Module):
     """A part of sentence-transformers that follows the pooling; it gives so many `features`."""
 
     features: int
+    plain = False  # whether it has no weights
 
     def __init__(self, config: Config, features: int):
         config.expect("module_input_name", "sentence_embedding")
@@ -69,11 +83,26 @@ class LayerNorm(Stage):
 class Normalize(Stage):
     """x / |x|, (B, D)."""
 
+    plain = True
+
     def __call__(self, x: Tensor) -> Tensor:
         return x / ops.maximum(ops.reduce_l2(x, axis=1), 1e-12)
 
 
-STAGES: dict[str, type[Stage]] = {"Dense": Dense, "LayerNorm": LayerNorm, "Normalize": Normalize}
+class Dropout(Stage):
+    """Nothing, outside of training."""
+
+    plain = True
+
+    def __init__(self, config: Config, features: int):
+        super().__init__(config, features)
+        config.take("dropout", float, 0.2)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x
+
+
+STAGES = {kind.__name__: kind for kind in (Dense, Dropout, LayerNorm, Normalize)}
 """What may follow the pooling, in any order."""
 
 
