@@ -150,15 +150,16 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32}
         ({"quant_method": "awq", "bits": 8}, "bits is 8; it must be 4"),
         ({"quant_method": "awq", "version": "gemv"}, "version is 'gemv'; it must be 'gemm'"),
         ({"checkpoint_format": "marlin"}, "must be 'gptq' or 'gptq_v2'"),
-        ({"dynamic": {"-:lm_head": {}, "+:.*up.*": {"bits": 8}}}, "it must be rules -:LAYERS"),
-        ({"dynamic": ["-:lm_head"]}, "it must be rules -:LAYERS"),
+        ({"dynamic": {"-:lm_head": {}, "+:.*up.*": {"bits": 5}}}, "a rule of +:.*up.* with bits"),
+        ({"dynamic": ["-:lm_head"]}, "it must be an object of rules"),
+        ({"dynamic": {"up": {"group_size": 48}, "down": {"bits": 8}}}, "o_proj fits 2 rules: [(4"),
         ({"quant_method": "auto-round"}, "the field 'packing_format' is missing"),
         ({"quant_method": "auto-round", "packing_format": "auto_round"}, "one of auto_round:auto"),
         ({"packing_format": "auto_round:auto_awq"}, "must be 'auto_round:auto_gptq'"),
         ({"data_type": "mx_fp"}, "data_type is 'mx_fp'; it must be 'int'"),
         ({"act_bits": 8}, "act_bits is 8; it must be 16"),
-        ({"extra_config": {"lm_head": {"bits": 8}}}, "it must be layers of 16 bits"),
-        ({"extra_config": {"lm_head": 16}}, "it must be layers of 16 bits"),
+        ({"extra_config": {"lm_head": {"bits": 8, "act_bits": 8}}}, "a rule of lm_head with bits"),
+        ({"extra_config": {"lm_head": 16}}, "a rule of lm_head with bits and group_size"),
         ({"quant_method": "awq", "pack_dtype": "int16"}, "pack_dtype is 'int16'"),
         ({"format": "marlin"}, "must be 'gptq' or 'gptq_v2'"),
         ({"group_size": 0}, "group_size is 0; it must be a size, or -1"),
@@ -254,6 +255,19 @@ def test_notes_of_newer_programs_are_accepted(case: str, notes: Any, tmp_path: P
     [feed] = feeds_of(wanted, TOKENS, rows=2)
     a, b = (run_plain(model, dict(feed))[0] for model in (wanted, found.model))
     assert relative_rms(a, b) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["dynamic", "extra_config"])
+def test_rules_give_some_layers_other_bits_and_groups(name: str, tmp_path: Path) -> None:
+    def layer(rng: Any, rows: int, columns: int) -> Any:
+        bits, group = (8, 32) if rows == 96 else (2, -1) if columns == 96 else (4, 16)
+        return gptq(rng, rows, columns, bits, group, act=bits == 4, v2=True, sym=False)
+
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 16, "checkpoint_format": "gptq_v2"}
+    rules = {"+:.*(up|gate).*": {"bits": 8, "group_size": 32}, "+:.*down.*": {"bits": 2}}
+    rules["+:.*down.*"]["group_size"] = -1
+    few, floats, _ = checkpoints(tmp_path, config | {name: {**rules, "-:lm_head": {}}}, layer)
+    same_weights(from_folder(floats).model, from_folder(few).model)
 
 
 def test_experts_of_few_bits_are_read_as_floats(tmp_path: Path) -> None:

@@ -75,10 +75,18 @@ class Packed:
         """The weight that the tensors of a layer are, and what is wrong."""
         if "qweight" not in parts:
             return None, []
-        shape, wrong = _shape(layer, parts, self.packing)
+        ways = [self.packing]
+        ways += [self.packing._replace(bits=b, group=g) for b, g in self.packing.others]
+        found = [(packing, *_shape(layer, parts, packing)) for packing in ways]
+        fitting = [one for one in found if not one[2]] or found[:1]
+        packing, shape, wrong = fitting[0]
+        columns = shape[1]
+        sizes = {(p.bits, columns if p.group == -1 else min(p.group, columns)) for p, *_ in fitting}
+        if len(sizes) > 1:
+            wrong = [f"{layer} fits {len(sizes)} rules: {sorted(sizes)} of bits and groups"]
         first, kind = parts["qweight"], ir.DataType.FLOAT
         where = (first.path, f"{layer}.weight", kind, shape, first.offset)
-        return PackedWeight(*where, packing=self.packing, parts=parts), wrong
+        return PackedWeight(*where, packing=packing, parts=parts), wrong
 
 
 def _shape(

@@ -3,6 +3,7 @@
 AutoRound (arXiv 2309.05516) finds other integers, and stores them as one of these two does.
 """
 
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from graphgen.models.published.config import Config
@@ -31,6 +32,7 @@ class Packing(NamedTuple):
     group: int  # -1: all of K
     one_less: bool  # than it is, each zero is stored
     ordered: bool  # by g_idx, not as they stand, columns form groups
+    others: tuple[tuple[int, int], ...] = ()  # bits and groups of layers with a rule of their own
 
     @property
     def method(self) -> str:
@@ -47,11 +49,12 @@ def packing_of(own: Config, method: str) -> Packing:
         method = own.choose("packing_format", _AUTO_ROUND)
     awq = method == "awq"
     bits = own.take(own.named("bits", "w_bit"), int)
-    if bits not in ((4,) if awq else (2, 3, 4, 8)):
+    able = (4,) if awq else (2, 3, 4, 8)
+    if bits not in able:
         own.refuse("bits", bits, "4" if awq else "2, 3, 4 or 8")
     name = own.named("group_size", "q_group_size")
     group = own.raw(name, 128)
-    if type(group) is not int or not (group == -1 or 0 < group <= 1 << 24):
+    if not _is_group(group):
         own.refuse(name, group, "a size, or -1")
     ordered = bool(own.raw("desc_act", False)) and not awq and group != -1
     own.expect("method", method)
@@ -62,26 +65,43 @@ def packing_of(own: Config, method: str) -> Packing:
         own.expect(name, "gemm", "GEMM")
     else:
         own.expect(name, "gptq", "gptq_v2")
-    _check_rules(own, bits, group)
+    others = _ruled(own, bits, group, able)
     own.expect("pack_dtype", "int32")
     own.expect("packing_format", *(name for name, kind in _AUTO_ROUND.items() if kind == method))
     own.expect("data_type", "int")
     own.expect("act_bits", 16)
     for note in _NOTES.split():
         own.raw(note)
-    return Packing(awq, bits, group, one_less, ordered)
+    return Packing(awq, bits, group, one_less, ordered, others)
 
 
-def _check_rules(own: Config, bits: int, group: int) -> None:
-    """Refuse rules for some layers, unless they stay as floats, which their tensors say, too."""
-    rules, layers = own.raw("dynamic", {}), own.raw("extra_config", {})
-    if not isinstance(rules, dict) or not all(rule.startswith("-:") for rule in rules):
-        own.refuse("dynamic", rules, "rules -:LAYERS, which stay as floats")
+def _is_group(value: Any) -> bool:
+    return type(value) is int and (value == -1 or 0 < value <= 1 << 24)
 
-    def fits(layer: Any) -> bool:
-        if not isinstance(layer, dict) or layer.get("bits") in (16, 32):
-            return isinstance(layer, dict)
-        return bool(layer.get("bits", bits) == bits and layer.get("group_size", group) == group)
 
-    if not isinstance(layers, dict) or not all(map(fits, layers.values())):
-        own.refuse("extra_config", layers, "layers of 16 bits, which stay as floats")
+def _ruled(
+    own: Config, bits: int, group: int, able: Collection[int]
+) -> tuple[tuple[int, int], ...]:
+    """The bits and groups of layers that rules give others; which these are, their tensors say.
+
+    Those that stay as floats have none of the tensors.
+    """
+    found = set[tuple[int, int]]()
+    for name in ("dynamic", "extra_config"):
+        rules = own.raw(name, {})
+        if not isinstance(rules, dict):
+            own.refuse(name, rules, "an object of rules for layers")
+        for layer, rule in rules.items():
+            if str(layer).startswith("-:"):
+                continue
+            wanted = f"a rule of {layer} with bits and group_size as the others"
+            if not isinstance(rule, dict):
+                own.refuse(name, rule, wanted)
+            kind, size = rule.get("bits", bits), rule.get("group_size", group)
+            if kind in (16, 32):
+                continue
+            fits = kind in able and _is_group(size) and rule.get("data_type", "int") == "int"
+            if not fits or rule.get("act_bits", 16) != 16:
+                own.refuse(name, rule, wanted)
+            found.add((kind, size))
+    return tuple(sorted(found - {(bits, group)}))
