@@ -8,10 +8,12 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import onnx_ir as ir
 
+from graphgen.forms import TEXTS
 from graphgen.graph import produced_by, scalar
 from graphgen.infer import is_named, is_rounded, same_dim
 from graphgen.ops.layout import dim, expand, reshape, swap_of, transpose, unsqueeze
@@ -198,12 +200,18 @@ def _take_product(given: Dim, size: ir.SymbolicDim, end: int) -> Dim:
     for count, axis in enumerate(given if end == 0 else given[::-1], 1):
         if not isinstance(axis.size, int) and axis.size.value is None:
             break
-        product = product * axis.size
+        product = _times(product, axis.size)
         if same_dim(product, size):
             cut = given[:count] if end == 0 else given[-count:]
             given[:] = given[count:] if end == 0 else given[:-count]
             return cut
     return []
+
+
+@lru_cache(TEXTS)
+def _times(a: int | ir.SymbolicDim, b: int | ir.SymbolicDim) -> int | ir.SymbolicDim:
+    """a · b, which sympy makes a text of anew each time."""
+    return a * b
 
 
 def factor_of(node: ir.Node) -> float:
