@@ -32,13 +32,13 @@ from graphgen.passes.training.adapters import (
     A,
     B,
     LoRA,
-    Update,
     adapt,
     linears,
     merging,
     published_names,
 )
 from graphgen.passes.training.by_row import products, quantized_linears, weight_of
+from graphgen.passes.training.updates import Update, Whole
 from graphgen.providers import runtime_message
 from graphgen.runtime import import_runtime
 
@@ -295,11 +295,14 @@ class Adapter:
     def _put_whole(self, model: ir.Model) -> None:
         """Let a model have the weights that were trained as a whole."""
         sites = {site.module: site for site in linears(model).values()}
-        places = self._places(model, self.whole)
+        places, tied = self._places(model, self.whole), dict[str, Whole]()
         for name, array in self.saved.items():
             module, _, part = name.rpartition(".")
             site = sites.get(places[module][0]) if len(places[module]) == 1 else None
             value = None
+            if site is not None and part == "weight" and len(site.weight.uses()) > 1:
+                tied[site.module] = Whole(array)  # the table that it is tied to stays
+                continue
             if site is not None and part == "weight":
                 value, array = site.weight, array if site.by_rows else array.T
             elif site is not None:
@@ -307,6 +310,7 @@ class Adapter:
             if value is None or value.shape != array.shape or len(value.uses()) > 1:
                 raise self._not_there(name, "none" if value is None else describe(value))
             value.const_value = ir.tensor(np.ascontiguousarray(array), name=value.name)
+        run_passes(model, [merging("adapter", tied)] if tied else [], Engine())
 
     def _not_there(self, name: str, found: str) -> GraphgenError:
         shape = f", {[*self.saved[name].shape]}" if name in self.saved else ""

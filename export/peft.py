@@ -15,7 +15,8 @@ from graphgen.export.base_weights import SPOTS, Spots, read_spots, to_text
 from graphgen.export.partial import in_place_of
 from graphgen.files import present, read_json
 from graphgen.operands import Array
-from graphgen.passes.training.adapters import BASE, MAGNITUDE, A, B, LoRA, Update
+from graphgen.passes.training.adapters import BASE, MAGNITUDE, A, B, LoRA
+from graphgen.passes.training.updates import Update
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -112,11 +113,11 @@ def _whole(name: str, array: Array, matrices: dict[str, Array], scale: np.float3
 
 def _settings(file: Path, config: Mapping[str, Any]) -> tuple[int, float, bool, float]:
     """The rank, alpha, whether it is rank-stabilized, and the dropout."""
-    if config.get("peft_type") != "LORA":
-        raise GraphgenError(
-            f"{file}: peft_type is {config.get('peft_type')!r}; only LORA is read: merge the "
-            "adapter with PEFT's merge_and_unload"
-        )
+    if (kind := config.get("peft_type")) != "LORA":
+        mend = "merge the adapter with PEFT's merge_and_unload"
+        if re.search("PROMPT|PREFIX|P_TUNING|CPT", str(kind)):
+            mend = "it adds tokens, which no weight holds, so only PEFT runs it"
+        raise GraphgenError(f"{file}: peft_type is {kind!r}; only LORA is read: {mend}")
     odd = {n: v for n, v in config.items() if not _WITHOUT_EFFECT.fullmatch(n)}
     odd |= {"bias": config["bias"]} if config.get("bias", "none") != "none" else {}
     if (start := config.get("init_lora_weights", True)) not in _STARTS:

@@ -22,6 +22,7 @@ from graphgen.export.by_row import beside
 from graphgen.export.checkpoint import Checkpoint
 from graphgen.export.peft import CONFIG, WEIGHTS, write_folder
 from graphgen.export.trained import export_trained
+from graphgen.graph import PUBLISHED
 from graphgen.models.published import from_folder
 from graphgen.passes.training.adapters import A, B, LoRA, adapt, published_names
 
@@ -209,6 +210,25 @@ def test_a_tied_head_leaves_its_table_alone(model: Path, tmp_path: Path) -> None
     assert trainer.evaluate([BATCH]) == pytest.approx(loss, rel=1e-5)
 
 
+def test_a_tied_head_that_was_trained_as_a_whole_has_a_weight_of_its_own(model: Path) -> None:
+    """As PEFT's modules_to_save of a tied lm_head; the table of tokens stays."""
+    table = gg.load(model).graph.initializers["embedding.weight"].const_value
+    assert table is not None
+    head, ones = table.numpy() * np.float32(2), np.ones((1, table.shape[1]), np.float32)
+    matrices = {"layers.0.attention.query" + A: ones, "layers.0.attention.query" + B: ones.T * 0}
+    for name in ("embedding", "lm_head"):
+        saved = {f"{name}.weight": head}
+        adapter = gg.Adapter(matrices, 1, 1.0, saved=saved)
+        source = gg.load(model)
+        source.metadata_props[PUBLISHED] = json.dumps({"embedding": ["lm_head", 0, 1, 1, 1]})
+        merged = adapter.merged(source)
+        kept = merged.graph.initializers["embedding.weight"].const_value
+        assert kept is not None
+        np.testing.assert_array_equal(kept.numpy(), table.numpy())
+        [before], [after] = (gg.Session(one, threads=1)(ids=IDS) for one in (source, merged))
+        np.testing.assert_allclose(after, 2 * before, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.exhaustive
 def test_dropout_is_of_training_only(model: Path, tmp_path: Path) -> None:
     trainer = trained(model, tmp_path / "art", LoRA("query|value", 2, dropout=0.5))
@@ -286,7 +306,8 @@ def test_bad_settings(fields: dict[str, Any], told: str) -> None:
 @pytest.mark.parametrize(
     ("config", "told"),
     [
-        ({"peft_type": "IA3"}, "peft_type is 'IA3'; only LORA is read"),
+        ({"peft_type": "IA3"}, "peft_type is 'IA3'; only LORA is read: merge the adapter with"),
+        ({"peft_type": "PROMPT_TUNING"}, "only LORA is read: it adds tokens, which no weight"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa'"),
         ({"use_dora": True}, "use_dora is True, and the file of matrices says otherwise"),
         ({"modules_to_save": "classifier"}, "modules_to_save is 'classifier'; it must be a list"),
@@ -646,8 +667,13 @@ def test_the_last_product_of_torchs_attention_is_not_for_peft(tmp_path: Path) ->
 
 
 def test_heads_that_are_stored_as_tables_have_names(tmp_path: Path) -> None:
-    for task, own in (("text-classification", "score"), ("text-generation", "lm_head")):
-        source = random_checkpoint(tmp_path / "source", CAUSAL["llama"], task)
+    for task, own, tied in (
+        ("text-classification", "score", False),
+        ("text-generation", "lm_head", False),
+        ("text-generation", "lm_head", True),
+    ):
+        config = CAUSAL["llama"] | {"tie_word_embeddings": tied}
+        source = random_checkpoint(tmp_path / f"{own}{tied}", config, task)
         path = gg.export(from_folder(source, task=task).model, tmp_path / "model.onnx")
         names = published_names(gg.load(path))
         assert [p.name for n, p in names.items() if "layers" not in n] == [own]

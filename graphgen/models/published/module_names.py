@@ -35,18 +35,24 @@ def module_names(family: Family, module: Module, *, body: bool) -> dict[str, Par
 
 
 def note_modules(family: Family, model: ir.Model, names: Mapping[str, Part]) -> None:
-    """Note these names in a model, of its modules; not of tables that it takes rows of."""
+    """Note these names in a model, of its modules.
+
+    A table that it takes rows of has that of the head which is tied to it, or none.
+    """
     weights = {name: model.graph.initializers.get(f"{name}.weight") for name in names}
-    own = {n: names[n] for n, w in weights.items() if w is not None and not _has_rows_taken(w)}
+    own = {n: names[n] for n, w in weights.items() if w is not None}
+    heads = {table: head.removesuffix(".weight") for head, table in family.tied.items()}
+    for name, weight in weights.items():
+        taken = [] if weight is None else [is_a(use.node, ops.gather) for use in weight.uses()]
+        if any(taken):
+            part = own.pop(name)
+            if (head := heads.get(f"{part.name}.weight")) and not all(taken):
+                own[name] = part._replace(name=head)
     now = {part.name: _now(family, part.name) for part in own.values()}
     noted = {n: [*part._replace(name=now[part.name])] for n, part in own.items()}
     model.metadata_props[PUBLISHED] = json.dumps(noted, sort_keys=True)
     if former := {new: old for old, new in now.items() if new != old}:
         model.metadata_props[FORMER] = json.dumps(former, sort_keys=True)
-
-
-def _has_rows_taken(weight: ir.Value) -> bool:
-    return any(is_a(use.node, ops.gather) for use in weight.uses())
 
 
 def _now(family: Family, name: str) -> str:

@@ -22,6 +22,7 @@ from graphgen.op import Op, find_op, is_a, read_attributes
 from graphgen.operands import Array
 from graphgen.parts import Part, parts_in
 from graphgen.passes.training.numbers import random_numbers
+from graphgen.passes.training.updates import Update, Whole, norms
 from graphgen.places import block_of
 from graphgen.recognize.axes import permutation_of
 from graphgen.value import Tensor, Value, adopt
@@ -136,50 +137,6 @@ _READ: Mapping[str, Callable[[str], Any]] = {
     "seed": int,
 }
 """How an option of `LoRA.read` is read."""
-
-
-class Update(NamedTuple):
-    """W + b a of W, float[out, in], or m / ‖W + b a‖ · (W + b a) by rows: what an adapter makes.
-
-    a is float[rank, in], b float[out, rank], with the scale in it, and m float[out]. `shift` is
-    added to the bias, float[out]; only rows beside a base may have one.
-    """
-
-    a: Array
-    b: Array
-    magnitude: Array | None = None
-    shift: Array | None = None
-
-    def of(self, weight: Array) -> Array:
-        """The new weight, float32."""
-        changed: Array = weight + self.b @ self.a
-        return changed if self.magnitude is None else self._gain(changed)[:, None] * changed
-
-    def gain(self, weight: Array) -> Array | None:
-        """m / ‖W + b a‖, float[out], of an update with magnitudes."""
-        return None if self.magnitude is None else self._gain(weight + self.b @ self.a)
-
-    def _gain(self, changed: Array) -> Array:
-        size = norms(changed)
-        gain: Array = self.magnitude / np.where(size == 0, np.float32(1), size)
-        return gain
-
-    def at(self, rows: Any) -> "Update":
-        """That of some rows of the weight."""
-        magnitude = None if self.magnitude is None else self.magnitude[rows]
-        shift = None if self.shift is None else self.shift[rows]
-        return Update(self.a, self.b[rows], magnitude, shift)
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """That of the weight."""
-        return len(self.b), self.a.shape[1]
-
-
-def norms(matrix: Array) -> Array:
-    """The Euclidean norm of each row."""
-    found: Array = np.linalg.norm(matrix, axis=1).astype(np.float32)
-    return found
 
 
 def spots_in(weight: Array, within: float = SAME) -> Array:
@@ -418,7 +375,7 @@ def check_finite(who: str, module: str, *arrays: Array | None) -> None:
         )
 
 
-def merging(who: str, updates: Mapping[str, Update]) -> Pass:
+def merging(who: str, updates: Mapping[str, Update | Whole]) -> Pass:
     """What the update of its module makes of it, in the place of each weight W.
 
     Raises GraphgenError for a module without a product in the model, or of another size.

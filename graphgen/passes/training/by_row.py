@@ -26,7 +26,6 @@ from graphgen.passes.training.adapters import (
     A,
     B,
     Linear,
-    Update,
     check_finite,
     initializer,
     linear_at,
@@ -34,6 +33,7 @@ from graphgen.passes.training.adapters import (
     module_of,
     sites_of,
 )
+from graphgen.passes.training.updates import Update
 from graphgen.recognize.terms import multiplied, source, sum_of_terms
 from graphgen.traits import Trait
 from graphgen.value import Tensor, adopt

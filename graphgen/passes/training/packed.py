@@ -29,8 +29,8 @@ from graphgen.passes.training.adapters import (
     for_norm,
     initializer,
     linears,
-    norms,
 )
+from graphgen.passes.training.updates import norms
 from graphgen.value import Tensor, Value, adopt
 
 Base: TypeAlias = Literal["int8", "int4"]
