@@ -262,10 +262,16 @@ def _drop(node: ir.Node, context: ShapeInferenceContext) -> None:
 
 @mends("Split")
 def _part(node: ir.Node, context: ShapeInferenceContext) -> None:
-    """The sizes of the parts add up to that of the axis."""
+    """The sizes of the parts add up to that of the axis; each of four of 4 n is n."""
     x, sizes = node.inputs[0], node.inputs[1] if len(node.inputs) > 1 else None
     known = None if sizes is None else context.get_symbolic_value(sizes)
     axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
+    size = None if x is None or x.shape is None or sizes is not None else x.shape[axis]
+    if isinstance(size, ir.SymbolicDim) and is_named(size):
+        part = dim_of(f"({size}) / {len(node.outputs)}")
+        for y in node.outputs if "/" not in str(part) else ():
+            if y.shape is not None:
+                y.shape[axis] = part
     if known and x is not None and x.shape is not None and all(isinstance(d, int) for d in known):
         expect_same([sum(map(int, map(str, known))), x.shape[axis]], context)
 

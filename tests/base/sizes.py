@@ -385,6 +385,11 @@ SPLIT = [
         for size, bindings in (("n", "n=4; n=7; n=10"), ("7", ""), ("10", ""))
         for parts in (1, 2, 3, 4)
     ),
+    Case(
+        "float[n, 6] x",
+        N,
+        "y = Concat <axis = 0> (x, x) a, b = Split <num_outputs = 2> (y) z = Add (a, x)",
+    ),
     Case("float[n, 6] x", N, "a, b, c = Split <axis = -1> (x, #[1, 2, 3])"),
     Case("float[n, 6] x", "n=5", "a, b = Split <axis = 0> (x, #[1, 4])"),
     Case("float[n, 6] x, int64[2] s", N, "a, b = Split <axis = 1> (x, s)", {"s": np.array([2, 4])}),

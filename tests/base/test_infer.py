@@ -445,3 +445,11 @@ def test_what_is_cast_to_8_bits_is_no_list_of_sizes() -> None:
     model = ir.from_proto(onnx.parser.parse_model(f"{head} {nodes}"))
     infer_model(model)
     assert describe(model.graph.outputs[0]) == "float8e5m2[2]"
+
+
+def test_equal_parts_of_a_multiple_of_a_size_have_that_size() -> None:
+    """As heads that are stacked in the batch, which TensorFlow's code takes apart again."""
+    x = ir.val("x", ir.DataType.FLOAT, ["4*n + 8", "t"])
+    node = ir.node("Split", [x], {"axis": 0, "num_outputs": 4}, num_outputs=4)
+    infer(node, new_context())
+    assert [describe(y) for y in node.outputs] == ["float[n + 2, t]"] * 4
