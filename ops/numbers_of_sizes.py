@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 from onnx_shape_inference import ShapeInferenceContext
 
@@ -68,5 +67,6 @@ def whole_numbers(value: ir.Value | None, context: ShapeInferenceContext) -> lis
     content = None if known is not None else constant(value)
     if content is None or content.dtype.kind != "f" or not 0 < content.size <= _MOST:
         return None if known is None else [*known]
-    whole = np.all(np.abs(content) <= _FAR) and np.all(content % 1 == 0)
-    return [int(x) for x in content.reshape(-1)] if content.ndim < 2 and whole else None
+    found = content.reshape(-1).tolist()  # float16 has no numbers up to _FAR
+    whole = content.ndim < 2 and all(abs(x) <= _FAR and x.is_integer() for x in found)
+    return [*map(int, found)] if whole else None
