@@ -78,7 +78,7 @@ def remember(node: ir.Node, key: object, context: ShapeInferenceContext) -> None
 
     A size that was made up has one name wherever such operands decide it.
     """
-    given, types = {*_NAME.findall(str(key))}, []
+    types = []
     plain = [x is None or _content_of(x, context) is not None for x in node.inputs]
     described = all(plain) or has(node, Trait.SHAPE)
     sized = described or has(node, _BY_SIZES) or (has(node, Trait.SIZED) and all(plain[1:]))
@@ -90,10 +90,14 @@ def remember(node: ir.Node, key: object, context: ShapeInferenceContext) -> None
             return
         if held is None and sizes is not None and all(isinstance(n, int) for n in sizes):
             return  # once recalled, it would be held
-        for names, decided in ((y.shape, sized), (sizes, described)):
-            new = {*_NAME.findall(str(names))} - given
-            made_up = any(context.is_generated_symbol(n) or n.startswith(ELEMENT) for n in new)
-            if made_up and not decided:
+        for found, decided in ((y.shape, sized), (sizes, described)):
+            if not decided and _made_up(found, context) - _made_up(key, context):
                 return
         types.append((y.dtype, y.shape.dims, sizes and tuple(sizes)))
     _found.setdefault(context, {})[key] = types
+
+
+def _made_up(found: object, context: ShapeInferenceContext) -> set[str]:
+    """The names of sizes in a shape, sizes or a key that inference made up."""
+    names = {*_NAME.findall(str(found))}
+    return {n for n in names if n.startswith(ELEMENT) or context.is_generated_symbol(n)}

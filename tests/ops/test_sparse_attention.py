@@ -172,7 +172,7 @@ def model_of(name: str, *, causal: bool, n: int | str = "n", **options: Any) -> 
     return gg.build(attend, q=x, k=x, v=x, mask=gg.bool_["b", n], **options)
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(3)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("name", EACH)
 def test_graphs_compute_what_arrays_do_at_any_length(name: str, causal: bool) -> None:
