@@ -64,7 +64,7 @@ class Uses:
         slope = any(is_a(node, ops.prelu) for node in nodes)
         self.is_folded_constant = self.renamed and ones and not slope
         self.renamed_product = self.renamed and self.in_product
-        self.folded = "" if known or not nodes else self._folded(nodes)
+        self.folded = "" if known or not nodes else _statistic(value) or self._folded(nodes)
 
     def _folded(self, nodes: list[ir.Node]) -> str:
         """What an exporter has folded into the weight of a convolution or a linear layer, or "".
@@ -112,6 +112,43 @@ class Uses:
         if self.renamed:
             return f"the weight of {of}, renamed" if self.in_product else f"of {of}: a constant?"
         return f"used in {of}" if self.blocks and not self.own else ""
+
+
+def _statistic(value: ir.Value) -> str:
+    """What it is to a norm that is written in parts, (y - mean) / √(variance + ε), or "".
+
+    The root may divide a γ that then multiplies the difference.
+    """
+    for node in value.consumers():
+        if _has_root(node) and value in node.inputs:
+            return "the variance of a norm that is written in parts"
+        if is_a(node, ops.sub) and node.inputs[1] is value:
+            users = [n for n in _readers(node.outputs[0]) if is_a(n, ops.mul, ops.div)]
+            if any(_divides_by_root(y) for n in users for y in present_inputs(n)):
+                return "the mean of a norm that is written in parts"
+    return ""
+
+
+def _has_root(node: ir.Node) -> bool:
+    """Whether it adds one number to what is stored, of which something takes the root."""
+    if not is_a(node, ops.add) or not any(y.is_initializer() for y in present_inputs(node)):
+        return False
+    ones = any(y.shape is not None and {*y.shape} <= {1} for y in present_inputs(node))
+    return ones and any(is_a(n, ops.sqrt) for n in _readers(node.outputs[0]))
+
+
+def _divides_by_root(value: ir.Value) -> bool:
+    """Whether it is a root of a variance, or made of a quotient by one."""
+    pending, seen = [value], 0
+    while pending and seen < _NEAR:
+        made, seen = pending.pop(0).producer(), seen + 1
+        if made is not None and _has_root(made):
+            return True
+        pending += [] if made is None else present_inputs(made)
+    return False
+
+
+_NEAR = 16  # values that a quotient may be made of
 
 
 def is_weight_too(value: ir.Value) -> bool:

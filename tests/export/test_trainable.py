@@ -885,6 +885,35 @@ def test_a_convolution_with_a_folded_norm_is_not_trained_unless_told(
         assert trained(path) == names
 
 
+@pytest.mark.parametrize("folded", [False, True])
+def test_statistics_of_a_norm_in_parts_are_not_trained_unless_told(tmp_path, folded):
+    """As onnxoptimizer leaves them that folds the norm into a convolution, and as JAX writes it."""
+    weights = {n: normal(4, 1, 1) for n in ("scale", "shift", "13", "bias")}
+    weights |= {"14": np.abs(normal(4, 1, 1)), "w": normal(4, 3, 1, 1)}
+    steps = [("Constant", [], "e"), ("Add", ["14", "e"], "v"), ("Sqrt", ["v"], "s")]
+    if folded:
+        steps += [("Div", ["scale", "s"], "q"), ("Reshape", ["q", "as"], "k")]
+        steps += [("Mul", ["w", "k"], "u"), ("Sub", ["bias", "13"], "d"), ("Mul", ["d", "q"], "m")]
+        steps += [("Add", ["m", "shift"], "a"), ("Reshape", ["a", "flat"], "b")]
+        steps += [("Conv", ["x", "u", "b"], "y")]
+    else:
+        steps += [("Conv", ["x", "w"], "c"), ("Add", ["c", "bias"], "p"), ("Sub", ["p", "13"], "d")]
+        steps += [("Div", ["d", "s"], "q"), ("Mul", ["q", "scale"], "m")]
+        steps += [("Add", ["m", "shift"], "y")]
+    weights |= {"as": np.array([4, 1, 1, 1]), "flat": np.array([4])} if folded else {}
+    nodes = [
+        ("", helper.make_node(op, inputs, [y], **({"value_float": 1e-5} if y == "e" else {})))
+        for op, inputs, y in steps
+    ]
+    path = save(tmp_path / "norm.onnx", nodes, weights, ["n", 3, 2, 2], y=["n", 4, 2, 2])
+    problem = r"1[34] is the (mean|variance) of a norm that .*frozen=\['1[34]', '1[34]'\]"
+    with pytest.raises(GraphgenError, match=problem):
+        trained(path)
+    rest = ["bias", "scale", "shift", "w"]
+    assert sorted(trained(path, frozen=["13", "14"])) == rest
+    assert sorted(trained(path, [*rest, "13", "14"])) == ["13", "14", *rest]
+
+
 def test_a_known_tie_is_named_by_each_of_its_names(tmp_path):
     table = {"wte.weight": normal(4, 4), "other": normal(4)}
     nodes = [
