@@ -1,4 +1,4 @@
-"""Tables of rows in files: JSON lines, CSV, Parquet, Arrow, and folders that `datasets` saved."""
+"""Tables of rows in files: JSON lines, CSV, TSV, Parquet, Arrow, and folders of `datasets`."""
 
 import csv
 import io
@@ -18,7 +18,7 @@ from graphgen.export.rows import Lines, Row, Span, scan
 from graphgen.files import parse_json, present, read_bytes, read_json, regular
 from graphgen.operands import Array
 
-KINDS = (".jsonl", ".csv", ".parquet", ".pq", ".arrow")
+KINDS = (".jsonl", ".csv", ".tsv", ".parquet", ".pq", ".arrow")
 
 _SPLITS = "train|training|validation|valid|val|dev|test|testing|eval|evaluation"
 _SPLIT = re.compile(rf"(?<![^\W\d_])({_SPLITS})(?![^\W\d_])")
@@ -130,7 +130,8 @@ def _csv(path: Path) -> Objects:
     try:
         text = read_bytes(path).decode("utf-8-sig")
         csv.field_size_limit(max(len(text), limit))
-        reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+        between = "\t" if path.suffix == ".tsv" else ","
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=between, strict=True)
         names = next(reader, [])
         if len({*names}) < len(names):
             raise ValueError("two columns have one name")
@@ -142,7 +143,8 @@ def _csv(path: Path) -> Objects:
                 rows.append((number, dict(zip(names, cells, strict=True))))
             number = reader.line_num + 1
     except (ValueError, csv.Error) as error:
-        raise GraphgenError(f"{path}, line {number}: {error}; give a file of CSV") from error
+        kind = path.suffix[1:].upper()
+        raise GraphgenError(f"{path}, line {number}: {error}; give a file of {kind}") from error
     finally:
         csv.field_size_limit(limit)
     return Objects(path, rows, texts=True)
@@ -276,7 +278,9 @@ def _folder(path: Path) -> Table:
             files = [path / one["filename"] for one in state["_data_files"]]
         except (KeyError, TypeError) as error:
             raise GraphgenError(f"{path / 'state.json'} names no files; save it again") from error
-        if state.get("_indices_data_files") or not files:
+        if not files:
+            raise GraphgenError(f"{path} has no rows; give at least one")
+        if state.get("_indices_data_files"):
             raise GraphgenError(f"{path} was saved by an old version of datasets; save it again")
         return _arrow(path, files)
     if files := sorted(path.glob("*.parquet")):
@@ -302,7 +306,7 @@ def open_table(path: Path) -> Table:
             table = _folder(path)
         elif path.suffix == ".jsonl":
             table = _json_lines(path)
-        elif path.suffix == ".csv":
+        elif path.suffix in (".csv", ".tsv"):
             table = _csv(path)
         else:
             table = _arrow(path, [path])

@@ -104,7 +104,8 @@ def _read(options: argparse.Namespace, trainer: "gg.Trainer", *, shown: bool) ->
 
 def add_options(add: Callable[..., Any]) -> None:
     """Add the options of `train`."""
-    data = "FILE.npz (arrays, samples first), .jsonl, .csv, .parquet, .arrow, a folder of datasets"
+    data = "FILE.npz (arrays, samples first), .jsonl, .csv, .tsv, .parquet, .arrow, "
+    data += "a folder of datasets"
     curves = ("noam", "linear", "cosine", "constant", "inverse_sqrt")
     add("directory", type=Path, metavar="DIR", help="what `graphgen artifacts` wrote")
     add("--data", required=True, help=f"{data} or module:function (which returns batches)")

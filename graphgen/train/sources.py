@@ -32,7 +32,7 @@ def read(
 ) -> Batches:
     """The batches in a file or folder, or those that `module:function` makes.
 
-    .npz: arrays by the names of `inputs`, samples first. .jsonl, .csv, .parquet, .arrow, and
+    .npz: arrays by the names of `inputs`, samples first. .jsonl, .csv, .tsv, .parquet, .arrow, and
     folders that `datasets` saved: a row a sample, with a list of numbers (or one number) for each
     input; lists of different lengths are refused unless `pad`. Other columns are left out, with a
     warning. If some inputs are missing, `texts` makes them of texts.

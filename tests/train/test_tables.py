@@ -60,13 +60,18 @@ def save_lines(folder, columns):
     return "a.jsonl"
 
 
-def save_csv(folder, columns):
-    rows = ['"{}","{}"'.format(*row) for row in zip(*columns.values(), strict=True)]
-    (folder / "a.csv").write_text("\ufeff" + "\r\n".join([",".join(columns), *rows]) + "\r\n")
-    return "a.csv"
+def save_csv(folder, columns, name="a.csv", between=","):
+    rows = [f'"{a}"{between}"{b}"' for a, b in zip(*columns.values(), strict=True)]
+    text = "\r\n".join([between.join(columns), *rows])
+    (folder / name).write_text("\ufeff" + text + "\r\n")
+    return name
 
 
-SAVED = [save_parquet, save_stream, save_file, save_to_disk, save_lines, save_csv]
+def save_tsv(folder, columns):
+    return save_csv(folder, columns, "a.tsv", "\t")
+
+
+SAVED = [save_parquet, save_stream, save_file, save_to_disk, save_lines, save_csv, save_tsv]
 
 
 @pytest.mark.parametrize("save", SAVED)
@@ -197,6 +202,9 @@ def test_folders_that_are_no_table_are_one_error(tmp_path, monkeypatch):
         read(".", INPUTS)
     (tmp_path / "saved" / "state.json").write_text('{"_data_files": [{}]}')
     with pytest.raises(GraphgenError, match=r"state.json names no files; save it again"):
+        read("saved", INPUTS)
+    (tmp_path / "saved" / "state.json").write_text('{"_data_files": []}')
+    with pytest.raises(GraphgenError, match=r"saved has no rows; give at least one"):
         read("saved", INPUTS)
     (tmp_path / "saved" / "state.json").write_text('{"_data_files": [{"filename": "x.arrow"}]}')
     with pytest.raises(GraphgenError, match=r"x.arrow cannot be read: .*; write it again"):
