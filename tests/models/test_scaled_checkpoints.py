@@ -146,6 +146,11 @@ CASES: dict[str, tuple[dict[str, Any], Any, bool]] = {
         integers(8, -1, packs=False, even=False),
         True,
     ),
+    "4 bits as bytes": (
+        scheme("int-quantized", **GROUPS),
+        integers(4, 32, packs=False, even=False),
+        True,
+    ),
     "FP8 of channels": (
         scheme("float-quantized", num_bits=8, type="float"),
         eights("weight_scale", 1, 0),
@@ -215,7 +220,16 @@ def test_what_does_not_fit_is_refused(change: Any, told: str, tmp_path: Path) ->
     assert told in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("case", "part"), [("fp8", "weight_scale_inv"), ("nf4", "weight.absmax")])
+@pytest.mark.parametrize(
+    ("case", "part"),
+    [
+        ("fp8", "weight_scale_inv"),
+        ("nf4", "weight.absmax"),
+        ("4 bits, zero points", "weight_zero_point"),
+        ("8 bits of channels", "weight_zero_point"),
+        ("4 bits, order", "weight_g_idx"),
+    ],
+)
 def test_parts_of_another_size_are_refused(case: str, part: str, tmp_path: Path) -> None:
     few, *_ = checkpoints(tmp_path, *CASES[case][:2])
     arrays = {w.name: w.read() for w in read_header(few / "model.safetensors")}
@@ -223,6 +237,30 @@ def test_parts_of_another_size_are_refused(case: str, part: str, tmp_path: Path)
     write_weights(few / "model.safetensors", arrays | {name: arrays[name][:-1]})
     with pytest.raises(GraphgenError, match=r"weights do not fit: model\.layers\.0\.mlp\.up_proj"):
         from_folder(few)
+
+
+@pytest.mark.parametrize(
+    ("case", "part", "broken", "told"),
+    [
+        ("4 bits as bytes", "weight_zero_point", lambda x: x + 16, "integers of more than 4 bits"),
+        ("4 bits, order", "weight_g_idx", lambda x: np.where(x == 1, -1, x), "groups of other si"),
+        (
+            "nf4",
+            "weight.quant_state.bitsandbytes__nf4",
+            lambda x: np.frombuffer(x.tobytes().replace(b"0.5", b"1e999"), np.uint8),
+            "beyond the largest number",
+        ),
+    ],
+)
+def test_parts_of_no_meaning_are_refused(
+    case: str, part: str, broken: Any, told: str, tmp_path: Path, capsys: Any
+) -> None:
+    few, *_ = checkpoints(tmp_path, *CASES[case][:2])
+    arrays = {w.name: w.read() for w in read_header(few / "model.safetensors")}
+    name = f"model.layers.0.mlp.up_proj.{part}"
+    write_weights(few / "model.safetensors", arrays | {name: broken(arrays[name])})
+    assert main(["build", str(few), "-o", str(tmp_path / "out")]) == 2
+    assert told in capsys.readouterr().err
 
 
 def test_a_tied_head_of_few_bits_is_compared_by_its_numbers(tmp_path: Path) -> None:

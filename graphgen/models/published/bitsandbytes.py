@@ -6,7 +6,6 @@ them share a factor, absmax. With double quantization, factors are places in a t
 have factors again, plus one offset.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,6 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen.bits import Blocks
+from graphgen.files import parse_json
 from graphgen.models.published.config import Config
 from graphgen.models.published.few_bits import FewBits, Restored
 from graphgen.models.published.integers import in_blocks
@@ -95,7 +95,7 @@ class BitsAndBytes:
 
 def _state(parts: Mapping[str, Weight]) -> dict[str, Any]:
     [name] = [name for name in parts if name.startswith(_STATE)]
-    found: dict[str, Any] = json.loads(parts[name].read().tobytes())
+    found: dict[str, Any] = parse_json(parts[name].read().tobytes())
     return found
 
 
@@ -104,13 +104,18 @@ def _fours(parts: Mapping[str, Weight], state: Mapping[str, Any]) -> Array:
     codes, factors = parts["weight"].read().reshape(-1), parts["weight.absmax"].read().reshape(-1)
     if "weight.nested_absmax" in parts:
         own = parts["weight.nested_absmax"].read().astype(np.float32).reshape(-1)
-        spread = np.repeat(own, int(state["nested_blocksize"]))[: len(factors)]
+        spread = _spread(own, int(state["nested_blocksize"]), len(factors))
         factors = parts["weight.nested_quant_map"].read()[factors] * spread
         factors = factors + np.float32(state["nested_offset"])
     table = parts["weight.quant_map"].read().astype(np.float32)
     numbers = np.stack([table[codes >> 4], table[codes & 15]], -1).reshape(-1)[: prod(shape)]
-    found: Array = numbers * np.repeat(factors.astype(np.float32), size)[: len(numbers)]
+    found: Array = numbers * _spread(factors.astype(np.float32), size, len(numbers))
     return found.reshape(shape)
+
+
+def _spread(factors: Array, size: int, count: int) -> Array:
+    """The factor of each of so many numbers, of which `size` share one; a file may say any size."""
+    return np.repeat(factors, min(size, count))[:count]
 
 
 def bitsandbytes(own: Config) -> BitsAndBytes:

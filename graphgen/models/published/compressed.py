@@ -86,6 +86,14 @@ class Compressed:
         ):
             given = f"{layer}.weight_scale is {list(scale.shape)} for a weight of {list(shape)}"
             return None, [f"{given} and groups of {sorted(self.groups) or 'none'}"]
+        words = {(n, count) for n in _words(rows, bits)} if "weight_packed" in parts else set()
+        shapes: dict[str, set[tuple[int, ...]]] = {"zero_point": {scale.shape, *words}}
+        shapes["g_idx"] = {(columns,)}
+        for name, wanted in shapes.items():
+            part = parts.get(f"weight_{name}")
+            if part is not None and part.shape not in wanted:
+                wrong = f"{layer}.weight_{name} is {list(part.shape)} for a weight of {list(shape)}"
+                return None, [f"{wrong} and scales of {list(scale.shape)}"]
         made = (whole.path, f"{layer}.weight", ir.DataType.FLOAT, shape, whole.offset)
         return CompressedWeight(*made, parts=parts, bits=bits, group=group), []
 
@@ -106,12 +114,7 @@ class CompressedWeight(FewBits):
         if "weight_packed" in self.parts:
             q = _numbers(self.parts["weight_packed"].read(), columns, self.bits)
         else:
-            q = self.parts["weight"].read().view(np.uint8) + half
-            if (q >> self.bits).any():
-                raise GraphgenError(
-                    f"{self.path}: {self.name} has integers of more than {self.bits} bits; "
-                    "download it again"
-                )
+            q = self._unsigned("weight")
         zeros = np.full((rows, groups), half, np.uint8)
         if "weight_zero_point" in self.parts:
             given = self.parts["weight_zero_point"].read()
@@ -122,14 +125,25 @@ class CompressedWeight(FewBits):
             ):
                 zeros = _numbers(np.ascontiguousarray(given.T), rows, self.bits).T
             else:
-                near = (given.astype(np.int64) + int(half)).astype(np.uint8)
+                near = self._unsigned("weight_zero_point")
                 zeros = np.broadcast_to(near.reshape(-1, groups), zeros.shape)
         order = None
         if "weight_g_idx" in self.parts:
             own = self.parts["weight_g_idx"].read().astype(np.int64)
-            if (own >= 0).all():
+            if (own != -1).any():  # -1 alone is no order
                 order = group_order(own, self.group, f"{self.path}: {self.name}")
         return in_blocks(q, zeros, scales, self.bits, self.group, order)
+
+    def _unsigned(self, name: str) -> Array:
+        """A tensor of signed integers, each 2^(bits - 1) larger."""
+        given = self.parts[name].read()
+        found = given + np.int16(1 << (self.bits - 1))
+        if given.dtype.kind != "i" or (found >> self.bits).any():
+            raise GraphgenError(
+                f"{self.path}: {self.name} has integers of more than {self.bits} bits; "
+                "download it again"
+            )
+        return found.astype(np.uint8)
 
 
 def _words(count: int, bits: int) -> tuple[int, int]:
