@@ -120,21 +120,24 @@ def _statistic(value: ir.Value) -> str:
     The root may divide a γ that then multiplies the difference.
     """
     for node in value.consumers():
-        if _has_root(node) and value in node.inputs:
+        if _variance_in(node) is value:
             return "the variance of a norm that is written in parts"
         if is_a(node, ops.sub) and node.inputs[1] is value:
             users = [n for n in _readers(node.outputs[0]) if is_a(n, ops.mul, ops.div)]
-            if any(_divides_by_root(y) for n in users for y in present_inputs(n)):
+            scales = [y for n in users for y in present_inputs(n) if y is not node.outputs[0]]
+            if any(map(_divides_by_root, scales)):
                 return "the mean of a norm that is written in parts"
     return ""
 
 
-def _has_root(node: ir.Node) -> bool:
-    """Whether it adds one number to what is stored, of which something takes the root."""
-    if not is_a(node, ops.add) or not any(y.is_initializer() for y in present_inputs(node)):
-        return False
-    ones = any(y.shape is not None and {*y.shape} <= {1} for y in present_inputs(node))
-    return ones and any(is_a(n, ops.sqrt) for n in _readers(node.outputs[0]))
+def _variance_in(node: ir.Node) -> ir.Value | None:
+    """What is stored and has one number added to it, if something takes the root of that."""
+    given = present_inputs(node) if is_a(node, ops.add) else []
+    for x, other in zip(given, given[::-1], strict=True):
+        one = other.shape is not None and {*other.shape} <= {1}
+        if one and x.is_initializer():
+            return x if any(is_a(n, ops.sqrt) for n in _readers(node.outputs[0])) else None
+    return None
 
 
 def _divides_by_root(value: ir.Value) -> bool:
@@ -142,7 +145,7 @@ def _divides_by_root(value: ir.Value) -> bool:
     pending, seen = [value], 0
     while pending and seen < _NEAR:
         made, seen = pending.pop(0).producer(), seen + 1
-        if made is not None and _has_root(made):
+        if made is not None and _variance_in(made) is not None:
             return True
         pending += [] if made is None else present_inputs(made)
     return False

@@ -914,6 +914,19 @@ def test_statistics_of_a_norm_in_parts_are_not_trained_unless_told(tmp_path, fol
     assert sorted(trained(path, [*rest, "13", "14"])) == ["13", "14", *rest]
 
 
+def test_what_is_subtracted_from_a_normalized_value_is_a_weight(tmp_path):
+    """A norm of x in parts, whose ε is stored, makes no statistic of what comes behind it."""
+    weights = {"center": normal(4), "gate": normal(4), "e": np.array([1e-5], np.float32)}
+    steps = [("Mul", ["x", "x"], "s"), ("ReduceMean", ["s", "last"], "v"), ("Add", ["v", "e"], "a")]
+    steps += [("Sqrt", ["a"], "r"), ("Div", ["x", "r"], "h"), ("Sub", ["h", "center"], "d")]
+    nodes = [("", helper.make_node(op, inputs, [y])) for op, inputs, y in steps]
+    nodes += [("", helper.make_node("Mul", ["d", "gate"], ["y"]))]
+    weights |= {"last": np.array([-1])}
+    path = save(tmp_path / "norm.onnx", nodes, weights, ["n", 4], y=["n", 4])
+    assert sorted(trained(path, ["center", "gate"], frozen=["e"])) == ["center", "gate"]
+    assert sorted(trained(path, "center|gate")) == ["center", "gate"]
+
+
 def test_a_known_tie_is_named_by_each_of_its_names(tmp_path):
     table = {"wte.weight": normal(4, 4), "other": normal(4)}
     nodes = [
