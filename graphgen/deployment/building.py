@@ -102,12 +102,11 @@ class Building:
         self, options: Options, source: Path, output: Path, folder: Path, *, like: bool
     ) -> None:
         self._like, self._gguf = like, source if is_gguf(str(source)) else None
-        export = like and self._gguf is None
-        options.check(source, export=export)
+        self._export = like and self._gguf is None
+        options.check(source, export=self._export)
         self._options, self._path, self._output, self._folder = options, source, output, folder
         self._head = None if options.head is None else Head.read(options.head)
-        self._of_family = not export
-        self._source = _of_export(source, folder) if export else self._of_checkpoint()
+        self._source = _of_export(source, folder) if self._export else self._of_checkpoint()
         self._examine()
         self._tokens = windows(folder, options.text)  # (N, T); none without a text
         self._context = context(folder)
@@ -198,7 +197,7 @@ class Building:
         for name, model in self._source.models.items():
             path = str(Path(MODEL).with_name(name))
             self._graphs[path] = optimize(model, target=target).model
-            if self._of_family and (target, self._options.dtype) == ("cpu", "fp32"):
+            if not self._export and (target, self._options.dtype) == ("cpu", "fp32"):
                 # No result of a family depends on numbers below 2⁻¹²⁶; a foreign graph's may.
                 self._graphs[path].metadata_props[OPTIONS_KEY] = json.dumps({FLUSH: "1"})
 
