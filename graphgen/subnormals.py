@@ -1,8 +1,8 @@
 """Numbers below the smallest normal one, 2⁻¹²⁶, that a thread may count as 0.
 
-exp of a number that a mask hides is such a number before it is 0. Intel's processors take a hundred
-times as long for it where the runtime calculates with AVX-512, which doubles the time of attention
-with a mask.
+exp of a number that a mask hides is such a number before it is 0. Where the runtime calculates with
+AVX-512, Intel's processors take far longer for it: a softmax of 4 million numbers, half of them
+hidden, took 14 ms instead of 1.8 (docs/deploy-a-checkpoint.md).
 """
 
 import ctypes
