@@ -398,7 +398,7 @@ class LossWeights:
                 index = node.outputs.index(value)
                 key = (node.op_identifier(), str(attributes), index, *given)
             elif content is not None:
-                key = (content.dtype.str, content.shape, content.tobytes())
+                key = (value.dtype, content.shape, content.tobytes())
             self._keys[value] = self._alike.setdefault(key, len(self._alike))
         return self._keys[value]
 

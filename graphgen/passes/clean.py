@@ -98,7 +98,7 @@ def _share_constants(graph: ir.Graph) -> None:
         array = None if name in named or value.is_graph_output() else constant(value)
         if array is None or array.size > _SHORT:
             continue
-        kept = first.setdefault((array.dtype.str, array.shape, array.tobytes()), value)
+        kept = first.setdefault((value.dtype, array.shape, array.tobytes()), value)
         if kept is not value:
             value.replace_all_uses_with(kept)
             del graph.initializers[name]

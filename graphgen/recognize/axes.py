@@ -236,11 +236,16 @@ def swaps_last(transpose: ir.Node) -> bool:
     return n > 1 and perm == swap_of(n)
 
 
+def in_rank_of(value: ir.Value, dims: Dims) -> Dims:
+    """The axes of a result, which a number with more dimensions puts dimensions of 1 before."""
+    return [[] for _ in range(len(value.shape or ()) - len(dims))] + dims
+
+
 def follow(node: ir.Node, dims: Dims) -> Dims | None:
     """The axes of a layout operator's result, from those of its input; None if unknown."""
     x, shape = node.inputs[0], node.outputs[0].shape
     if node.op_type in ("Identity", "Mul"):
-        return dims
+        return in_rank_of(node.outputs[0], dims)
     if node.op_type == "Transpose":
         return [dims[p] for p in permutation_of(node)]
     if x is None or x.shape is None or shape is None:

@@ -263,7 +263,7 @@ def softmax_of_rows(node: ir.Node) -> Rewrite | None:
     length, last = len(x.shape), read_attributes(softmax, made)["axis"] in (-1, 1)
     shape = produced_by(node.inputs[1], _shape)
     whole = shape is not None and shape.inputs[0] is x and not shape.attributes
-    if not last or read_attributes(flatten, rows)["axis"] % length != length - 1:
+    if not last or read_attributes(flatten, rows)["axis"] not in (-1, length - 1) or not length:
         return None
     if not whole and not same_shape(x.shape, node.outputs[0].shape):
         return None

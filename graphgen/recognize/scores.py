@@ -35,6 +35,7 @@ from graphgen.recognize.axes import (
     View,
     factor_of,
     follow,
+    in_rank_of,
     is_always,
     is_one_beside,
     is_repeated_to,
@@ -160,6 +161,8 @@ class Scores:
                 given = f"from {describe(node.inputs[i])} to {describe(node.outputs[0])}"
                 return Miss(f"{node.op_type} {given} does not keep the axes of the scores")
             self.dims = dims
+        elif node.op_type in ("Mul", "Div"):
+            self.dims = in_rank_of(node.outputs[0], self.dims)
         elif node.op_type == "Tanh":
             self.softcap = factor
         elif node.op_type == "Cast" and not is_float(node.outputs[0]):

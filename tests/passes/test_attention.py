@@ -1163,6 +1163,23 @@ def test_a_factor_may_have_more_dimensions_than_the_scores(batch: Any) -> None:
     assert relative_rms(run_plain(model, feeds)[0], run_plain(best.model, feeds)[0]) < ROUNDING
 
 
+@pytest.mark.parametrize("scores", [False, True])
+def test_axes_behind_a_factor_that_has_more_of_them_are_its_own(scores: bool) -> None:
+    half = np.full([1] * 3, 0.5, np.float32)
+
+    def body(q: Any, k: Any, v: Any) -> Any:
+        if not scores:
+            return ops.softmax(q @ ops.transpose(k * half, perm=[0, 2, 1])) @ v
+        return ops.softmax(ops.transpose((q @ ops.swap_last(k)) / half, perm=[0, 2, 1])) @ v
+
+    model = as_in_a_file(body, **dict.fromkeys("qkv", gg.float32[3, D]))
+    best = optimize(model, verify=True)
+    assert count_operators(best.model)["Attention"] == 1
+    rng = np.random.default_rng(0)
+    feeds = {name: rng.standard_normal((3, D)).astype("f") for name in "qkv"}
+    assert relative_rms(run_plain(model, feeds)[0], run_plain(best.model, feeds)[0]) < ROUNDING
+
+
 @pytest.mark.parametrize("name", ["a", "zz"])
 def test_a_factor_of_each_query_is_found_whatever_its_name(name: str) -> None:
     """The canonical form sorts operands by name."""

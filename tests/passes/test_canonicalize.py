@@ -1,5 +1,6 @@
 """The canonical form: every rule by structure and value, and what it must leave alone."""
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -452,6 +453,25 @@ def test_a_one_that_adds_dimensions_adds_them_in_the_runtime_too(shape: Any) -> 
     x = np.arange(1, 1 + 3 ** len(shape), dtype=np.float32).reshape((3,) * len(shape))
     [result] = gg.Session(to_bytes(best))(x=x, y=np.float32(2))
     np.testing.assert_array_equal(result, one * 2 / x)
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis", "turned"),
+    [((), 0, False), ((4,), 1, False), ((4,), 0, True), ((4,), -1, True)],
+)
+def test_rows_of_a_vector_are_one_row_or_single_numbers(
+    shape: tuple[int, ...], axis: int, turned: bool
+) -> None:
+    text = f"""<ir_version: 8, opset_import: ["" : 18]>
+    main (float{[*shape] or ""} x) => (float{[*shape] or ""} y) {{
+      rows = Flatten <axis = {axis}> (x) weights = Softmax (rows) sizes = Shape (x)
+      y = Reshape (weights, sizes) }}"""
+    model = ir.from_proto(onnx.parser.parse_model(text))
+    x = np.ones(shape, np.float32) * np.arange(math.prod(shape), dtype=np.float32)
+    best = optimize(model).model
+    assert ("Flatten" not in count_operators(best)) == turned
+    wanted, y = (run_plain(each, {"x": x})[0] for each in (model, best))
+    assert np.array_equal(y.ravel(), wanted.ravel())  # the runtime gives that of a scalar an axis
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from onnx import helper, numpy_helper
 from small_models import run_plain
@@ -59,3 +60,17 @@ def test_what_is_folded_is_what_the_runtime_gives(name: str, tmp_path: Path) -> 
     [got] = run_plain(best, feeds)
     assert np.array_equal(wanted, got, equal_nan=wanted.dtype.kind == "f")
     assert [node.op_type for node in best.graph] == [operator] * (name in KEPT) + ["Expand"]
+
+
+def test_constants_of_the_same_bytes_in_another_dtype_stay_apart() -> None:
+    """Zero points of int4 and uint4 say how to round."""
+    text = """<ir_version: 10, opset_import: ["" : 21]>
+    main (float[4] x) => (float[4] y, float[4] z)
+      <float scale = {0.5}, int4 signed = {0}, uint4 unsigned = {0}, uint4 same = {0}> {
+      p = QuantizeLinear (x, scale, signed) y = DequantizeLinear (p, scale, signed)
+      q = QuantizeLinear (x, scale, unsigned) z = DequantizeLinear (q, scale, same) }"""
+    model = ir.from_proto(onnx.parser.parse_model(text))
+    best = gg.optimize(model).model
+    assert len(best.graph.initializers) == 3
+    x = np.array([-1, 1, 2, 3], np.float32)
+    assert np.array_equal(run_plain(best, {"x": x}), [x, [0, 1, 2, 3]])
