@@ -54,6 +54,9 @@ def norm_file(path: Path, *, noted: bool = False, twice: bool = False) -> Path:
         again = onnx.NodeProto()
         again.CopyFrom(norm)
         again.input[0], again.output[0] = "n", "m"
+        if noted:  # dynamo's exporter of torch writes what the first call leaves as a copy
+            again.input[3:] = ["mean_copy", "var_copy"]
+            nodes += [helper.make_node("Identity", [n], [f"{n}_copy"]) for n in ("mean", "var")]
         nodes.append(again)
     nodes.append(helper.make_node("MatMul", ["m" if twice else "n", "down"], ["y"]))
     value = helper.make_tensor_value_info
@@ -211,6 +214,12 @@ def test_what_cannot_be_moved_is_refused(tmp_path: Path, capsys: Any) -> None:
     onnx.save(model, path)
     assert main(command) == 2
     assert "each batch moves mean, which something else reads, too" in capsys.readouterr().err
+    model = onnx.load(norm_file(path, noted=True, twice=True))
+    model.graph.node.insert(4, helper.make_node("Add", ["n", "mean_copy"], ["read"]))
+    model.graph.node[5].input[0] = "read"
+    onnx.save(model, path)
+    with pytest.raises(GraphgenError, match="reads a running statistic after a norm in training"):
+        made(path)
     norm_file(path)
     for options, problem in (
         ({"trainable": ["up", "mean"]}, "mean is moved by each batch, .*: no gradient may"),

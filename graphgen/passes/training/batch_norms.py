@@ -82,6 +82,27 @@ def in_evaluation(model: ir.Model) -> None:
         note(node, 1.0 - float(found["momentum"]), unbiased=torchs)
         del node.attributes["training_mode"]
         node.resize_outputs(1)
+    for node in _sites(model):
+        for index in (3, 4):
+            node.replace_input_with(index, _before(node.inputs[index]))
+
+
+def _before(running: ir.Value | None) -> ir.Value | None:
+    """The stored statistic: torch's exporter writes what a call leaves of it as a copy.
+
+    Raises GraphgenError if something but norms in training mode reads this copy.
+    """
+    made = None if running is None else running.producer()
+    if made is None or not is_a(made, ops.identity):
+        return running
+    others = [n for n in made.outputs[0].consumers() if MOMENTUM not in n.metadata_props]
+    if others or made.outputs[0].is_graph_output():
+        raise GraphgenError(
+            f"artifacts: {where_is(others[0]) if others else 'an output'} reads a running "
+            "statistic after a norm in training mode has moved it, and a graph has the one before: "
+            "read it before the norm, or export the module in evaluation mode"
+        )
+    return _before(made.inputs[0])
 
 
 def is_by_batch_alone(node: ir.Node) -> bool:
