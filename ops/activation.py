@@ -11,6 +11,7 @@ from graphgen.ops.elementwise import (
     greater,
     less,
     log,
+    logical_and,
     maximum,
     minimum,
     neg,
@@ -93,20 +94,26 @@ def silu(x: Tensor) -> Tensor:
 
 @composite("LeakyRelu")
 def leaky_relu(x: Tensor, *, alpha: float = 0.01) -> Tensor:
-    """x, and α x where x < 0, elementwise."""
-    return where(less(x, 0.0), alpha * x, x)
+    """x, and α x where x < 0, elementwise; at 0 the slope is α, as in torch."""
+    return where(greater(x, 0.0), x, alpha * x)
 
 
 @composite("PRelu", traits=Trait.BROADCASTS)
 def prelu(x: Tensor, slope: Tensor) -> Tensor:
-    """x, and slope · x where x < 0 (arXiv 1502.01852)."""
-    return where(less(x, 0), slope * x, x)
+    """x, and slope · x where x < 0 (arXiv 1502.01852); at 0 it rises by the slope, as in torch."""
+    return where(greater(x, 0), x, slope * x)
 
 
 @composite("Elu")
 def elu(x: Tensor, *, alpha: float = 1.0) -> Tensor:
     """x, and α (eˣ - 1) where x < 0, elementwise (arXiv 1511.07289)."""
     return maximum(x, 0.0) + alpha * (exp(minimum(x, 0.0)) - 1.0)
+
+
+@elu.vjp
+def _(g: Tensor, x: Tensor, alpha: float) -> Tensor:
+    """dx = g, and g α eˣ where x ≤ 0, as in torch."""
+    return g * where(greater(x, 0.0), 1.0, alpha * exp(minimum(x, 0.0)))
 
 
 @composite("Selu")
@@ -139,6 +146,12 @@ def mish(x: Tensor) -> Tensor:
 def hard_sigmoid(x: Tensor, *, alpha: float = 0.2, beta: float = 0.5) -> Tensor:
     """α x + β, limited to [0, 1], elementwise."""
     return maximum(minimum(alpha * x + beta, 1.0), 0.0)
+
+
+@hard_sigmoid.vjp
+def _(g: Tensor, y: Tensor, alpha: float) -> Tensor:
+    """dx = α g between the limits, and 0 at them, as in torch."""
+    return where(logical_and(greater(y, 0.0), less(y, 1.0)), g * alpha, 0.0)
 
 
 @composite("HardSwish")

@@ -244,20 +244,10 @@ def sign(x: Tensor) -> Tensor:
     return np.sign(x)
 
 
-@sign.vjp
-def _() -> None:
-    """Flat wherever it has a derivative."""
-
-
 @primitive("Floor", ufunc=np.floor)
 def floor(x: Tensor) -> Tensor:
     """The largest whole number at most x."""
     return np.floor(x)
-
-
-@floor.vjp
-def _() -> None:
-    """Flat wherever it has a derivative."""
 
 
 @primitive("Ceil", ufunc=np.ceil)
@@ -266,17 +256,15 @@ def ceil(x: Tensor) -> Tensor:
     return np.ceil(x)
 
 
-@ceil.vjp
-def _() -> None:
-    """Flat wherever it has a derivative."""
-
-
 @primitive("Round", ufunc=np.rint)
 def round(x: Tensor) -> Tensor:
     """The nearest whole number; of two, the even one."""
     return np.rint(x)
 
 
+@sign.vjp
+@floor.vjp
+@ceil.vjp
 @round.vjp
 def _() -> None:
     """Flat wherever it has a derivative."""
@@ -378,9 +366,16 @@ def clip(x: Tensor, lowest: TensorLike | None = None, highest: TensorLike | None
 def _(
     g: Tensor, y: Tensor, x: Tensor, lowest: Tensor | None, highest: Tensor | None
 ) -> tuple[Tensor | None, ...]:
-    """dx = g where x lies within the limits; a limit gets g where x lies beyond it."""
-    below = None if lowest is None else where(less(x, lowest), g, 0.0)
-    above = None if highest is None else where(greater(x, highest), g, 0.0)
+    """dx = g where x lies within the limits; a limit gets g where x lies beyond it.
+
+    Where they are in the wrong order, the upper one is the result.
+    """
+    low = None if lowest is None else less(x, lowest)
+    high = None if highest is None else greater(x, highest)
+    if lowest is not None and highest is not None and low is not None:
+        high = greater(where(low, lowest, x), highest)
+        low = logical_and(low, logical_not(high))
+    below, above = (None if hit is None else where(hit, g, 0.0) for hit in (low, high))
     return where(equal(x, y), g, 0.0), below, above
 
 

@@ -647,6 +647,32 @@ def test_the_norm_of_nothing_has_gradient_zero() -> None:
     assert np.isfinite(slope).all()
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "x", "slope"),
+    [
+        ("LeakyRelu", {"alpha": 0.25}, 0.0, 0.25),
+        ("Elu", {"alpha": 2.0}, 0.0, 2.0),
+        ("Selu", {"alpha": 2.0, "gamma": 3.0}, 0.0, 6.0),
+        ("HardSigmoid", {"alpha": 0.25}, 2.0, 0.0),
+        ("HardSigmoid", {"alpha": 0.25}, -2.0, 0.0),
+    ],
+)
+def test_at_a_kink_the_slope_is_that_of_torch(
+    name: str, options: dict[str, float], x: float, slope: float
+) -> None:
+    """Layers that begin with zeros give nothing but such numbers."""
+    op = TABLE["", name]
+    model = gg.build(lambda x: total(op(x, **options)), x=gg.float32[1])
+    assert evaluate(grad(model), {"x": np.array([x])})[1] == slope
+
+
+def test_the_slope_of_a_parametric_relu_at_0_is_its_own() -> None:
+    op = TABLE["", "PRelu"]
+    model = gg.build(lambda x, s: total(op(x, s)), x=gg.float32[2], s=gg.float32[1])
+    _, dx, ds = evaluate(grad(model), {"x": np.array([0.0, -2]), "s": np.array([0.25])})
+    np.testing.assert_array_equal([*dx, *ds], [0.25, 0.25, -2])
+
+
 # Further outputs
 
 

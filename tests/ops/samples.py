@@ -512,7 +512,7 @@ SAMPLES: dict[tuple[str, str], list[Sample]] = {
         of(away(3), scalar(-0.25)),
         of(away(3), None, scalar(0.25)),
         of(away(3)),
-        of(away(4), scalar(0.5), scalar(-0.5), kink=True),  # the upper limit wins
+        of(away(4), scalar(0.5), scalar(-0.5)),  # the upper limit wins
         of(ODD, scalar(-1.0), scalar(1.0), kink=True),
     ],
     ("", "Where"): [
