@@ -364,10 +364,12 @@ def _size_along(axes: Dim, views: Sequence[View]) -> Any:
 
 def _size_of(size: Any, above: Sequence[ir.Value]) -> Any:
     """A size as a number or as that of one of the values, or None."""
-    for x in above:
-        for i, d in enumerate(x.shape or ()):
-            if isinstance(d, ir.SymbolicDim) and is_named(d) and same_dim(d, size):
-                return dim(adopt(x), i)
+    found, values = None, above
+    while (nearer := _with_size(size, values)) is not None:
+        found, made = nearer, nearer[0].producer()
+        values = [] if made is None else present_inputs(made)  # in one go, up to the first with it
+    if found is not None:
+        return dim(adopt(found[0]), found[1])
     tape = current_tape()
     if isinstance(size, int) or tape is None or not isinstance(tape.context, FileSizes):
         return size if isinstance(size, int) else None
@@ -377,6 +379,15 @@ def _size_of(size: Any, above: Sequence[ir.Value]) -> Any:
         return None
     vectors = [sizes_vector(each) for each in sizes]
     return size_from(reduce(lambda a, b: where(equal(a, 1), b, a), vectors))  # as they broadcast
+
+
+def _with_size(size: Any, values: Sequence[ir.Value]) -> tuple[ir.Value, int] | None:
+    """The first of these values that has an axis with this name, and its place."""
+    for x in values:
+        for i, d in enumerate(x.shape or ()):
+            if isinstance(d, ir.SymbolicDim) and is_named(d) and same_dim(d, size):
+                return x, i
+    return None
 
 
 @canonical(gather, slice_)

@@ -242,6 +242,23 @@ def test_sizes_without_a_name_are_read_from_operands_too() -> None:
         np.testing.assert_array_equal(wanted, got)
 
 
+def test_a_size_is_read_at_once_where_it_is_made() -> None:
+    """However many products lie between; each round of rules went back by one."""
+
+    def body(x: Any) -> Any:
+        y = ops.concat([x, x], axis=0)
+        for _ in range(24):
+            y = y @ np.eye(8, dtype=np.float32)
+        return y, TABLE["", "Shape"](y, end=1)
+
+    model = build(body, x=gg.float32["t", 8])
+    canonical(model)
+    [shape] = [node for node in model.graph if node.op_type == "Shape"]
+    [read] = [value for value in shape.inputs if value is not None]
+    made = read.producer()
+    assert made is not None and made.op_type == "Concat"
+
+
 def test_the_shape_of_a_product_that_may_broadcast_stays() -> None:
     def body(q: Any, k: Any) -> Any:
         return TABLE["", "Shape"](q @ ops.swap_last(k))
