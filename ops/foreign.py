@@ -131,6 +131,44 @@ def _cropped(node: ir.Node, dims: list[Any]) -> list[Any] | None:
     return [regions.shape[0], dims[1], *sizes.tolist()]
 
 
+def _channels_last(context: ShapeInferenceContext, node: ir.Node) -> None:
+    """MaxPool of images (N, ..., C)."""
+    x, y = node.inputs[0], node.outputs[0]
+    y.type, y.shape = None if x is None else x.type, None
+    if x is None or x.shape is None or len(x.shape) < 3:
+        return
+    n, *sizes, channels = x.shape
+    image = ir.Value(type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([n, channels, *sizes]))
+    pool = ir.Node("", "MaxPool", [image], [*node.attributes.values()])
+    infer(pool, context)
+    if (made := pool.outputs[0].shape) is not None:
+        y.shape = ir.Shape([n, *made[2:], channels])
+
+
+def _hashed(context: Any, node: ir.Node) -> None:
+    """A hash of 32 bits for each element."""
+    x, y = node.inputs[0], node.outputs[0]
+    positive = node.attributes.get_int("positive", 1)
+    y.type = ir.TensorType(ir.DataType.UINT32 if positive else ir.DataType.INT32)
+    y.shape = None if x is None else x.shape
+
+
+def _different(context: Any, node: ir.Node) -> None:
+    """The k different elements of n, in order, where in them each of the n is, and how often."""
+    x, count = node.inputs[0], context.new_symbolic_dim()
+    places = None if x is None or x.shape is None else ir.Shape(x.shape)
+    shapes = (ir.Shape([count]), places, ir.Shape([count]))
+    for value, shape in zip(node.outputs, shapes, strict=False):
+        value.type, value.shape = ir.TensorType(ir.DataType.INT64), shape
+    node.outputs[0].type = None if x is None else x.type
+
+
+def _path(context: Any, node: ir.Node) -> None:
+    """Rows and columns of the cheapest path through a table of costs."""
+    node.outputs[0].type = ir.TensorType(ir.DataType.INT32)
+    node.outputs[0].shape = ir.Shape([2, context.new_symbolic_dim()])
+
+
 _BLOCKED = "com.microsoft.nchwc"
 """Images whose channels are in blocks, as the runtime saves at its level all, for one machine."""
 
@@ -177,10 +215,18 @@ for _name in ("AveragePool", "GlobalAveragePool"):
     registry.register(_CONTRIB, f"QLinear{_name}", since_version=1)(_sizes_as(_name))
 registry.register(_CONTRIB, "MatMulBnb4", since_version=1)(_by_weights_of_four_bits)
 registry.register(_CONTRIB, "QEmbedLayerNormalization", since_version=1)(_embed)
-for _name in ("QuantizeLinear", "DequantizeLinear", "Trilu", "GatherND", "GridSample", "Pad"):
+for _name in (
+    *("QuantizeLinear", "DequantizeLinear", "Trilu", "GatherND", "GridSample", "Pad", "Range"),
+):
     registry.register(_CONTRIB, _name, since_version=1)(_as_standard(_name))
 for _name, _standard in (("MatMulInteger16", "MatMulInteger"), ("MaxpoolWithMask", "MaxPool")):
     registry.register(_CONTRIB, _name, since_version=1)(_as_standard(_standard))
+for _name in ("AttnLSTM", "DynamicQuantizeLSTM"):
+    registry.register(_CONTRIB, _name, since_version=1)(_as_standard("LSTM"))
+registry.register(_CONTRIB, "DynamicTimeWarping", since_version=1)(_path)
+registry.register(_CONTRIB, "MurmurHash3", since_version=1)(_hashed)
+registry.register(_CONTRIB, "NhwcMaxPool", since_version=1)(_channels_last)
+registry.register(_CONTRIB, "Unique", since_version=1)(_different)
 for _name, _index, _change in (
     ("CDist", 0, _distances),
     ("CropAndResize", 0, _cropped),

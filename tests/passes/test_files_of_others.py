@@ -356,6 +356,9 @@ OLDER: dict[str, tuple[str, list[Any]]] = {
         [1, 3, 2, 3],
     ),
     "CDist(rows, rows)": ("float[2, 2] rows = {1.0, 2.0, 3.0, 4.0}", [2, 2]),
+    "MurmurHash3(x)": ("", ["n", 3, "h", 4]),
+    "NhwcMaxPool<kernel_shape = [2, 2], pads = [0, 1, 0, 1]>(image)": ("", ["n", 2, "h + 1", 4]),
+    "Range(a, b, c)": ("int64 a = {2}, int64 b = {9}, int64 c = {3}", [3]),
 }
 
 
@@ -363,7 +366,8 @@ OLDER: dict[str, tuple[str, list[Any]]] = {
 def test_operators_that_the_runtime_had_before_onnx_have_sizes(call: str, tmp_path: Path) -> None:
     constants, sizes = OLDER[call]
     text = f"""<ir_version: 9, opset_import: ["" : 18, "com.microsoft" : 1]>
-    main (float[n,3,h,4] x, float[n,2,5,2] grid) => (int64[k] y) <{constants}> {{
+    main (float[n,3,h,4] x, float[n,2,5,2] grid, uint8[n,3,h,4] image) => (int64[k] y)
+      <{constants}> {{
       made = com.microsoft.{call}
       y = Shape (made)
     }}"""
@@ -371,11 +375,25 @@ def test_operators_that_the_runtime_had_before_onnx_have_sizes(call: str, tmp_pa
     onnx.save(source, tmp_path / "m.onnx")
     model = gg.load(tmp_path / "m.onnx")
     feeds = {"x": np.ones((2, 3, 6, 4), "f"), "grid": np.zeros((2, 2, 5, 2), "f")}
+    feeds["image"] = np.ones((2, 3, 6, 4), np.uint8)
     found = model.graph.node(0).outputs[0].shape
     assert found is not None and [str(d) for d in found] == [str(d) for d in sizes]
     known = [int(ir.SymbolicDim(str(d)).evaluate({"n": 2, "h": 6})) for d in sizes]
     assert run(source, feeds, optimize=False)[0].tolist() == known
     check(text, tmp_path, **feeds)
+
+
+def test_operators_that_count_what_they_find_have_as_many_axes_as_that(tmp_path: Path) -> None:
+    """And the sizes that they share with their inputs."""
+    text = """<ir_version: 9, opset_import: ["" : 18, "com.microsoft" : 1]>
+    main (float[n] x, float[n,m] costs) => (float[k] y, int64[n] i, int64[k] c, int32[a,b] path) {
+      y, i, c = com.microsoft.Unique (x)
+      path = com.microsoft.DynamicTimeWarping (costs)
+    }"""
+    onnx.save(parser.parse_model(text), tmp_path / "m.onnx")
+    y, i, c, path = (value.shape for value in gg.load(tmp_path / "m.onnx").graph.outputs)
+    assert (y, i, path and path[0]) == (c, ["n"], 2) and y is not None and len(y) == 1
+    check(text, tmp_path, x=np.float32([2, 1, 2, 3]), costs=np.ones((4, 3), np.float32))
 
 
 @pytest.mark.parametrize("given", ["K = 16", "K = 16, N = 1.5", "K = 16, N = -4"])
