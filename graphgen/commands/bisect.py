@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _OF_REWRITES = ("slower_than", "quantize", "passes", "with_passes", "target", "runtime", "seconds")
 """What only rewrites have."""
+_SECONDS = 0.5
 
 EXAMPLE = "decoder.onnx --tolerance 1e-5 --dim batch=1 --dim seq=8"
 
@@ -44,9 +45,13 @@ def run(options: Namespace) -> None:
 
     if options.quantize is not None and ("passes" in options or options.with_passes):
         raise GraphgenError("bisect: --quantize has no other passes; leave out --passes and --with")
+    if options.quantize is not None and options.runtime is not None:
+        raise GraphgenError("bisect: --quantize runs the installed runtime; leave out --runtime")
     if options.against is not None or options.against_python is not None:
         _across(options)
         return
+    if options.seconds != _SECONDS and options.slower_than is None:
+        raise GraphgenError("bisect: --seconds needs --slower-than; add that option")
     with Console(stderr=True).status(f"optimizing {options.model}") as status:
         found = (_quantized if options.quantize else _optimized)(options, status.update)
     if options.json:
@@ -167,7 +172,7 @@ def add_options(add: Callable[..., Any]) -> None:
     add("--quantize", choices=("int8", "int4", "weights8"), help=layer)
     add("--dim", help="fix a symbolic dimension", **NUMBERS)
     add("--input", **ARRAYS)
-    add("--seconds", type=float, default=0.5, help="for one measurement (0.5)")
+    add("--seconds", type=float, default=_SECONDS, help="for one measurement (0.5)")
     place = "where to write models, inputs and a script if a rewrite is found (bisect)"
     add("-o", "--output", type=written, default=Path("bisect"), metavar="DIR", help=place)
     schema = "print what docs/bisect.schema.json, or bisect-against.schema.json, describes"

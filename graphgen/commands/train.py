@@ -37,6 +37,7 @@ def run(options: argparse.Namespace) -> None:
 
     if (options.model is None) != (options.output is None):
         raise GraphgenError("--model and -o write the trained model together; give both or neither")
+    _check(options)
     together = processes()
     own: dict[str, Any] = {"processes": together, "schedule": None}
     trainer = gg.Trainer(options.directory, **keywords(gg.Trainer, options) | own)
@@ -79,6 +80,24 @@ def run(options: argparse.Namespace) -> None:
         print(f"step {trainer.step}" + (f": loss {history[-1]['loss']:.4f}" if history else ""))
 
 
+_TRIES = "data tokenizer max_length pack by_length pad find_rate batch accumulate seed threads "
+_TRIES += "provider strict"
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Raise GraphgenError for an option that would do nothing."""
+    defaults = {action.dest: action.default for action in options.actions}
+    given = [name for name in defaults if getattr(options, name) != defaults[name]]
+    others = [name for name in given if name not in ("directory", *_TRIES.split())]
+    if options.find_rate is not None and others:
+        option = others[0].replace("_", "-")
+        raise GraphgenError(f"--{option} has no effect with --find-rate, which only tries rates")
+    if "save_every" in given and options.checkpoint is None:
+        raise GraphgenError("--save-every needs --checkpoint; add that option")
+    if options.resume_at == 0:
+        raise GraphgenError("--resume-at is 0; give the step of a state that --keep has kept")
+
+
 def _read(options: argparse.Namespace, trainer: "gg.Trainer", *, shown: bool) -> tuple[Any, Any]:
     """The batches of `--data` and `--eval`; the plan keeps what was cut of texts."""
     from dataclasses import asdict
@@ -94,6 +113,11 @@ def _read(options: argparse.Namespace, trainer: "gg.Trainer", *, shown: bool) ->
     held_out = None
     if options.eval is not None:
         held_out = read(options.eval, trainer.inputs, seed=None, option="--eval", **found)
+    own = ("tokenizer", "max_length", "pack")
+    useless = [] if texts is None or texts.reports else [x for x in own if vars(options)[x]]
+    if useless:
+        option = useless[0].replace("_", "-")
+        raise GraphgenError(f"--{option} is for texts, and --data has numbers; leave it out")
     if texts is not None and texts.reports:
         texts.check(trainer, data)
         trainer.plan["data"] = [asdict(report) for report in texts.reports]

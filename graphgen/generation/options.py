@@ -55,6 +55,9 @@ _RANGES: dict[str, tuple[type, float, float]] = {
 }
 """The options that are numbers: their type, the least and the largest value."""
 
+_OF_DRAWS = ("top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
+_OF_BEAMS = ("length_penalty", "early_stopping")
+
 _TOKENS = ("stop", "suppress_tokens", "begin_suppress_tokens", "forced_bos", "forced_eos", "eos")
 """Options that are one or more tokens; `stop` may also have strings."""
 
@@ -301,7 +304,22 @@ def read_options(folder: Path | None, **given: Any) -> Options:
     options |= {name: value for name, value in given.items() if value is not None}
     if options.get("min_new_tokens") is not None:
         options.pop("min_length", None)  # it limits the same for the prompt and what follows
-    return Options(**options)
+    made = Options(**options)
+    _check_effect(made, given)
+    return made
+
+
+def _check_effect(options: Options, given: Mapping[str, Any]) -> None:
+    """Raise GraphgenError for a given option that would change nothing; a folder's may."""
+    useless = [*(_OF_DRAWS if options.temperature == 0 else ())]
+    useless += _OF_BEAMS if options.beams == 1 else ()
+    for name in useless:
+        if given.get(name) is not None and getattr(options, name) != getattr(Options, name):
+            mend = "a temperature above 0" if name in _OF_DRAWS else "beams above 1"
+            raise GraphgenError(
+                f"generate: {name} is {given[name]!r:.100}, which changes nothing without {mend}; "
+                f"give that, or leave out {name}{user_line()}"
+            )
 
 
 def _words(value: Any) -> list[list[Any]]:

@@ -94,6 +94,12 @@ def compare(
     kinds = (KINDS[1:] if against is None else KINDS[-2:]) if kinds is None else kinds
     for kind in kinds:
         one_of("compare", Kind, kinds=kind)
+    own = [kind for kind in kinds if kind not in KINDS[-2:]]
+    if against is not None and (own or passes != PIPELINE):
+        raise GraphgenError(
+            f"compare: {f'kinds={own[0]!r}' if own else 'passes'} has no effect with against, which"
+            " is compared instead of what passes make: leave one of them out"
+        )
     for provider in providers:
         check_provider("compare", provider)
     name = str(path or given.graph.name)

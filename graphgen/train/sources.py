@@ -48,6 +48,8 @@ def read(
     if not table and ":" in source and path.suffix != ".npz":
         if batch is not None and option == "--data":
             raise GraphgenError(f"{who}: --batch is for files: a function makes the batches")
+        if by_length and option == "--data":
+            raise GraphgenError(f"{who}: --by-length is for files: a function makes the batches")
         return _from_function(source, who)
     if not table and path.suffix != ".npz":
         raise GraphgenError(

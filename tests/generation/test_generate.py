@@ -793,6 +793,8 @@ def test_the_context_ends_every_row(generator: Generator) -> None:
         ([[1.5]], {}, r"prompt 0 is \[1.5\]; give a text, a list of tokens, or"),
         ([[3], [True]], {}, r"prompt 1 is \[True\]; give a text"),
         ([1], {"early_stopping": "soon"}, "early_stopping is 'soon'"),
+        ([1], {"top_k": 3}, "top_k is 3, which changes nothing without a temperature above 0"),
+        ([1], {"length_penalty": 2}, "length_penalty is 2, which changes nothing without beams"),
     ],
 )
 def test_bad_input(generator: Generator, prompts: Any, options: Any, told: str) -> None:

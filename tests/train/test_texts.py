@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 import graphgen as gg
+from graphgen.commands import _parser
+from graphgen.commands.train import _read
 from graphgen.errors import GraphgenError, GraphgenWarning
 from graphgen.export.tables import open_table
 from graphgen.models.decoder import DecoderLM
@@ -397,6 +399,16 @@ def test_training_on_completions_lowers_their_loss(causal, tmp_path):
     assert texts_for(causal, tokens, None) is not None
     with pytest.raises(GraphgenError, match=r"--max-length 5 is for texts: give --tokenizer DIR"):
         texts_for(causal, tmp_path, None, max_length=5)
+
+
+def test_options_of_texts_are_refused_for_numbers(causal, tmp_path):
+    tokens, source = write_tokenizer(tmp_path / "tokens"), tmp_path / "a.npz"
+    np.savez(source, input_ids=np.ones((8, 4), np.int64), labels=np.ones((8, 4), np.int64))
+    options = _parser(["train"]).parse_args(["train", str(tmp_path), "--data", str(source)])
+    _read(options, causal, shown=False)
+    options.tokenizer = tokens
+    with pytest.raises(GraphgenError, match="--tokenizer is for texts, and --data has numbers"):
+        _read(options, causal, shown=False)
 
 
 def test_the_command_reports_what_was_cut(tmp_path, capsys, monkeypatch):
