@@ -38,6 +38,7 @@ _FALCON = {
 }
 _OPT = {**_OLD, "model_type": "opt", "intermediate_size": None, "ffn_dim": 48}
 _GEMMA = {**_BASE, "head_dim": 16, "sliding_window": 5}
+_NEO = {"model_type": "gpt_neo", "vocab_size": 40, "hidden_size": 32, "pad_token_id": 0}
 _LONG = {"short_factor": [1.0, 1.5, 2.0, 2.5], "long_factor": [1.0, 3.0, 9.0, 27.0]}
 _LONG_ROPE = {"rope_type": "longrope", **_LONG}
 
@@ -75,6 +76,7 @@ DECODERS: dict[str, dict[str, Any]] = {
     },
     "granitemoehybrid, no positions": {"position_embedding_type": None, "residual_multiplier": 0.3},
     "olmo": _BASE,
+    "olmo, cut off": {"clip_qkv": 1.5},
     "olmo2": _BASE,
     "olmo3": {
         **_BASE,
@@ -125,6 +127,47 @@ DECODERS: dict[str, dict[str, Any]] = {
         "rope_parameters": None,
     },
     "olmo2, biases": {"attention_bias": True, "num_key_value_heads": 1, "rms_norm_eps": 1e-3},
+    "olmoe": {**_MOE, "num_experts_per_tok": 2, "moe_intermediate_size": None},
+    "olmoe, cut off": {"clip_qkv": 1.0, "norm_topk_prob": True, "attention_bias": True},
+    "arcee": _BASE,
+    "seed_oss": {**_BASE, "head_dim": 16, "attention_out_bias": True},
+    "helium": {**_BASE, "head_dim": 8, "attention_bias": True, "mlp_bias": True},
+    "ernie4_5": {**_BASE, "head_dim": 16},
+    "ernie4_5, biases": {"use_bias": True, "tie_word_embeddings": False},
+    "hunyuan_v1_dense": {**_BASE, "head_dim": 16, "tie_word_embeddings": True},
+    "hunyuan_v1_dense, dynamic": {
+        "attention_bias": True,
+        "rope_parameters": {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0}
+        | {
+            "rope_theta": 1e4,
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+        },
+    },
+    "exaone4": {**_BASE, "sliding_window": 5, "sliding_window_pattern": 2},
+    "exaone4, no windows": {
+        "sliding_window": None,
+        "sliding_window_pattern": None,
+        "layer_types": ["full_attention"] * 2,
+    },
+    "apertus": _BASE,
+    "apertus, plain": {
+        "hidden_act": "relu2",
+        "attention_bias": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+    },
+    "nemotron": {**_BASE, "head_dim": 16},
+    "nemotron, biases": {"attention_bias": True, "mlp_bias": True, "partial_rotary_factor": 0.75},
+    "phi": _BASE,
+    "phi, norms": {"qk_layernorm": True, "partial_rotary_factor": 0.75},
+    "gpt_bigcode": {"vocab_size": 40, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+    | {"n_inner": 48, "pad_token_id": 0},
+    "gpt_bigcode, many heads": {"multi_query": False, "tie_word_embeddings": False},
+    "gpt_neo": {**_NEO, "num_layers": 2, "num_heads": 4, "window_size": 4}
+    | {"attention_types": [[["global", "local"], 1]], "max_position_embeddings": 64},
+    "biogpt": _OLD,
     "phi3": _BASE,
     "phi3, longrope": {
         "rope_parameters": {**_LONG_ROPE, "rope_theta": 1e4},
@@ -203,7 +246,9 @@ def fields(which: str) -> dict[str, Any]:
     return {name: value for name, value in whole.items() if value is not None or name in _NULLS}
 
 
-_NULLS = ("attn_logit_softcapping", "final_logit_softcapping")
+_NULLS = (
+    "attn_logit_softcapping final_logit_softcapping sliding_window sliding_window_pattern".split()
+)
 
 
 def weight(name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -213,7 +258,8 @@ def weight(name: str, shape: tuple[int, ...]) -> np.ndarray:
     if len(shape) > 1 and "norm" not in name:
         return array * np.float32(1.5 / shape[-1] ** 0.5)
     # A gain is around 1; that of Gemma is 1 + w, which is as good around 2.
-    return 0.3 * array + np.float32(("norm" in name or "ln_" in name) and "bias" not in name)
+    gain = np.float32(("norm" in name or "ln_" in name) and "bias" not in name)
+    return np.asarray(0.3 * array + gain)
 
 
 def ids() -> np.ndarray:

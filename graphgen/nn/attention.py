@@ -29,8 +29,9 @@ class Attention(Module):
     Queries and keys are turned by `rotary`, cosines and sines (B, T, R/2) for the first R features
     of each head (arXiv 2104.09864), as pairs of neighbors if `interleaved`, after `query_norm` and
     `key_norm` if `norm` makes them: of each head (arXiv 2302.05442), or of all heads at once
-    (arXiv 2501.00656) if `wide_norm`. A third tensor, (B, T, 1), multiplies the queries. With a
-    `cache`, the queries are the last of its tokens.
+    (arXiv 2501.00656) if `wide_norm`; they are normalized after they are turned if `normed_last`.
+    With `clip`, projections are cut off at ±clip before they are turned. A third tensor, (B, T, 1),
+    multiplies the queries. With a `cache`, the queries are the last of its tokens.
 
     With a `softcap` c, the scores are c · tanh(scores / c) before they are masked (2408.00118).
 
@@ -59,6 +60,8 @@ class Attention(Module):
         softcap: float = 0.0,
         norm: Callable[[int], Module] | None = None,
         wide_norm: bool = False,
+        normed_last: bool = False,
+        clip: float | None = None,
         interleaved: bool = False,
         sinks: bool = False,
         dropout: float = 0.0,
@@ -92,6 +95,7 @@ class Attention(Module):
             raise GraphgenError(f"{given}: it must be above 0, or 0 for none{user_line()}")
         self.scale, self.softcap = scale, softcap
         self.wide_norm, self.interleaved = wide_norm, interleaved
+        self.normed_last, self.clip = normed_last, clip
         wide = (num_heads, self.kv_heads) if wide_norm else (1, 1)
         self.query_norm, self.key_norm = (
             None if norm is None else norm(count * self.head_dim) for count in wide
@@ -127,8 +131,9 @@ class Attention(Module):
         if mask is not None and ops.rank(mask) == 2:
             mask = ops.unsqueeze(mask, [1, 2])  # (B, 1, 1, S)
         q, k, v = self.query(x), self.key(memory), self.value(memory)  # (B, T or S, heads·D)
-        if self.query_norm is not None and self.key_norm is not None:
-            q, k = self._normed(q, self.query_norm), self._normed(k, self.key_norm)
+        q, k = (q, k) if self.normed_last else self._normed(q, k)
+        if self.clip is not None:
+            q, k, v = (ops.clip(y, -self.clip, self.clip) for y in (q, k, v))
         if rotary is not None:
             size = 2 * rotary[0].shape[-1] % self.head_dim  # 0 means all features of a head
             turn: dict[str, Any] = {
@@ -138,6 +143,7 @@ class Attention(Module):
             q = ops.rotate(q, *rotary[:2], num_heads=self.num_heads, **turn)
             k = ops.rotate(k, *rotary[:2], num_heads=self.kv_heads, **turn)
             q = q * rotary[2] if len(rotary) > 2 else q
+        q, k = self._normed(q, k) if self.normed_last else (q, k)
         heads: dict[str, Any] = {"q_num_heads": self.num_heads, "kv_num_heads": self.kv_heads}
         if cache is not None:
             q = ops.split_heads(q, self.num_heads)
@@ -155,7 +161,12 @@ class Attention(Module):
         y = y if cache is None else ops.merge_heads(y)  # (B, T, H·D)
         return self.dropout(self.output(y))  # (B, T, features)
 
-    def _normed(self, x: Tensor, norm: Module) -> Tensor:
+    def _normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        if self.query_norm is None or self.key_norm is None:
+            return q, k
+        return self._one_normed(q, self.query_norm), self._one_normed(k, self.key_norm)
+
+    def _one_normed(self, x: Tensor, norm: Module) -> Tensor:
         if self.wide_norm:
             return norm(x)  # type: ignore[no-any-return]
         sizes = [ops.dim(x, 0), ops.dim(x, 1)]

@@ -9,7 +9,7 @@ from graphgen.nn.linear import Dropout, Linear
 from graphgen.nn.module import Module
 from graphgen.value import Tensor
 
-Activation: TypeAlias = Literal["relu", "gelu", "gelu_tanh", "quick_gelu", "silu"]
+Activation: TypeAlias = Literal["relu", "gelu", "gelu_tanh", "quick_gelu", "silu", "relu2"]
 
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "relu": ops.relu,
@@ -17,11 +17,15 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": lambda x: ops.gelu(x, approximate="tanh"),
     "quick_gelu": lambda x: x * ops.sigmoid(x * 1.702),
     "silu": ops.silu,
+    "relu2": lambda x: ops.relu(x) * ops.relu(x),
 }
 
 
 class FeedForward(Module):
-    """W₂ f(W₁ x); gated: W₂ (f(W₁ x) ⊙ W₃ x), SwiGLU with silu, GeGLU with gelu (2002.05202)."""
+    """W₂ f(W₁ x); gated: W₂ (f(W₁ x) ⊙ W₃ x), SwiGLU with silu, GeGLU with gelu (2002.05202).
+
+    "relu2" is the square of ReLU (arXiv 2109.08668).
+    """
 
     def __init__(
         self,

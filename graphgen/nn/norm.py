@@ -7,19 +7,32 @@ from graphgen.value import Tensor
 
 
 class LayerNorm(Module):
-    """(x - mean) / √(variance + ε) · weight + bias over the last axis (arXiv 1607.06450)."""
+    """(x - mean) / √(variance + ε) · weight + bias over the last axis (arXiv 1607.06450).
+
+    With `unit_offset`, times 1 + weight, which starts at 0, as in `RMSNorm`.
+    """
 
     def __init__(
-        self, features: int, *, epsilon: float = 1e-5, gain: bool = True, bias: bool = True
+        self,
+        features: int,
+        *,
+        epsilon: float = 1e-5,
+        gain: bool = True,
+        bias: bool = True,
+        unit_offset: bool = False,
     ):
         positive("LayerNorm", features=features)
-        self.features, self.epsilon = features, epsilon
-        self.weight = Parameter((features,), initialize=ones) if gain else None
+        self.features, self.epsilon, self.unit_offset = features, epsilon, unit_offset
+        first = zeros if unit_offset else ones
+        self.weight = Parameter((features,), initialize=first) if gain else None
         self.bias = Parameter((features,), initialize=zeros) if bias else None
 
     def __call__(self, x: Tensor) -> Tensor:
         self.expect_last(x, self.features)
-        return ops.layer_norm(x, self.weight, self.bias, epsilon=self.epsilon)
+        gain: Tensor | None = self.weight
+        if gain is not None and self.unit_offset:
+            gain = gain + 1.0
+        return ops.layer_norm(x, gain, self.bias, epsilon=self.epsilon)
 
 
 class RMSNorm(Module):

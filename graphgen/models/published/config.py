@@ -32,9 +32,8 @@ _WITHOUT_EFFECT = re.compile(
     r"encoder_no_repeat_ngram_size|bad_words_ids|num_return_sequences|chunk_size_feed_forward|"
     r"exponential_decay_length_penalty|suppress_tokens|begin_suppress_tokens|prefix|"
     r"remove_invalid_values|force_bos_token_to_be_generated|student_\w+|replacing_rate|save_step|"
-    # Notes of other libraries, and fields that transformers' classes have never read.
     r"transformers\.js_config|custom_pipelines|cache_implementation|model_max_length|"
-    r"n_special|predict_special_tokens|name|language|neftune_noise_alpha|num_steps|"
+    r"n_special|predict_special_tokens|name|language|neftune_noise_alpha|num_steps|"  # never read
     r"unsloth_\w+|sbert_ce_default_activation_function|sentence_transformers|max_sequence_length"
 )
 """Fields on how to train, store or generate: no tensor of a forward pass depends on them."""
@@ -54,6 +53,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "quick_gelu": "quick_gelu",
     "silu": "silu",
     "swish": "silu",
+    "relu2": "relu2",
 }
 """What configurations call the activations of `nn.FeedForward`."""
 

@@ -1,4 +1,4 @@
-"""Decoders that route each token to a few experts: Mixtral, Qwen2-MoE and Qwen3-MoE."""
+"""Decoders that route each token to a few experts: Mixtral, Qwen2-MoE, Qwen3-MoE and OLMoE."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,12 +7,14 @@ from graphgen import nn, ops
 from graphgen.models.published.config import Config
 from graphgen.models.published.named import (
     all_turned,
+    divided_heads,
     family,
     feed_forward,
     layer_windows,
     rms_norm,
     specification,
 )
+from graphgen.models.published.olmo import clip
 from graphgen.models.published.specification import Specification
 from graphgen.models.published.weights import Stack
 from graphgen.nn.module import Parameter, normal, zeros
@@ -134,6 +136,19 @@ def qwen_moe(config: Config) -> Specification:
     )
 
 
+def olmoe(config: Config) -> Specification:
+    """OLMoE (arXiv 2409.02060): small experts in every layer, and norms of all queries and keys."""
+    sizes = config.take("hidden_size", int), config.take("intermediate_size", int)
+    options = sizes_of(config, 64, 8)
+    normalized = config.take("norm_topk_prob", bool, False)
+    divided_heads(config)
+    return specification(
+        config,
+        attention={"norm": rms_norm(config), "wide_norm": True, "clip": clip(config)},
+        feed_forward=lambda number: Experts(*sizes, normalized=normalized, **options),
+    )
+
+
 def _stacks(*names: str, outer: str) -> dict[str, Stack]:
     return {
         "inner": Stack(tuple(f"experts.{{}}.{name}.weight" for name in names), alternate=True),
@@ -157,4 +172,5 @@ FAMILIES = {
         **_stacks("w1", "w3", outer="w2"),
     ),
     **dict.fromkeys(("qwen2_moe", "qwen3_moe"), _QWEN),
+    "olmoe": family(olmoe, router="gate", **_stacks("gate_proj", "up_proj", outer="down_proj")),
 }

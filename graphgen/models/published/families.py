@@ -3,6 +3,7 @@
 from graphgen.errors import GraphgenError, near
 from graphgen.models.published import (
     albert,
+    apertus,
     bart,
     bert,
     clip,
@@ -18,6 +19,7 @@ from graphgen.models.published import (
     llama,
     modernbert,
     mpnet,
+    near_llama,
     neox,
     nomic,
     olmo,
@@ -33,6 +35,8 @@ from graphgen.models.published.language_model import TYPES
 
 FAMILIES: dict[str, Family] = {
     **llama.FAMILIES,
+    **near_llama.FAMILIES,
+    **apertus.FAMILIES,
     **granite.FAMILIES,
     **olmo.FAMILIES,
     **experts.FAMILIES,
@@ -42,7 +46,7 @@ FAMILIES: dict[str, Family] = {
     **neox.FAMILIES,
     **falcon.FAMILIES,
     **opt.FAMILIES,
-    "gpt2": gpt2.FAMILY,
+    **gpt2.FAMILIES,
     **bert.FAMILIES,
     "distilbert": distilbert.FAMILY,
     "albert": albert.FAMILY,

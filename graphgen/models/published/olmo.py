@@ -20,11 +20,23 @@ from graphgen.models.published.specification import Specification
 
 
 def olmo(config: Config) -> Specification:
-    """Norms without weights."""
-    config.expect("clip_qkv")
+    """Norms without weights, and projections that may be cut off."""
     divided_heads(config)
     norm = partial(nn.LayerNorm, epsilon=1e-5, gain=False, bias=False)
-    return specification(config, norm=norm, feed_forward=feed_forward(config, bias=False))
+    return specification(
+        config,
+        attention={"clip": clip(config)},
+        norm=norm,
+        feed_forward=feed_forward(config, bias=False),
+    )
+
+
+def clip(config: Config) -> float | None:
+    """Where queries, keys and values are cut off on either side."""
+    found = config.optional("clip_qkv", float)
+    if found is not None and found <= 0.0:
+        config.refuse("clip_qkv", found, "above 0, or null")
+    return found
 
 
 def olmo2(config: Config) -> Specification:

@@ -1,11 +1,13 @@
-"""OPT (arXiv 2205.01068)."""
+"""OPT (arXiv 2205.01068) and BioGPT."""
 
+import math
+from collections.abc import Callable
 from functools import partial
 
 from graphgen import nn
 from graphgen.models.published.config import Config
 from graphgen.models.published.decoder import tasks
-from graphgen.models.published.family import Family
+from graphgen.models.published.family import Family, Source
 from graphgen.models.published.megatron import (
     plain,
 )
@@ -46,31 +48,56 @@ def opt(config: Config) -> Specification:
     )
 
 
+def biogpt(config: Config) -> Specification:
+    """BioGPT (arXiv 2210.10341): OPT's layers, positions and names with vectors times √D."""
+    features, heads = config.take("hidden_size", int), config.take("num_attention_heads", int)
+    scaled = config.take("scale_embedding", bool, True)
+    config.ignore("layer_norm_eps")  # which the class never reads
+    return Specification(
+        vocabulary=config.take("vocab_size", int),
+        features=features,
+        layers=[Sight()] * config.take("num_hidden_layers", int),
+        norm=nn.LayerNorm,
+        attention=lambda number: nn.Attention(features, num_heads=heads),
+        feed_forward=plain(
+            config, (features, config.take("intermediate_size", int)), "hidden_act", "gelu"
+        ),
+        embedding_scale=math.sqrt(features) if scaled else 1.0,
+        positions=config.take("max_position_embeddings", int, 1024),
+        offset=2,
+        tied=config.take("tie_word_embeddings", bool, True),
+    )
+
+
+def _family(
+    specify: Callable[[Config], Specification], prefix: str, body: str, head: str, norm: str
+) -> Family:
+    names: dict[str, Source] = {
+        "decoder": "",
+        "head": head,
+        "embedding": f"{body}embed_tokens",
+        "positions": f"{body}embed_positions",
+        "inward": f"{body}project_in",
+        "outward": f"{body}project_out",
+        "layers": f"{body}layers",
+        "norm": f"{body}{norm}",
+        "attention": "self_attn",
+        "query": "q_proj",
+        "key": "k_proj",
+        "value": "v_proj",
+        "output": "out_proj",
+        "feed_forward": "",
+        "up": "fc1",
+        "down": "fc2",
+        **dict.fromkeys(("norm1", "after1"), "self_attn_layer_norm"),
+        **dict.fromkeys(("norm2", "after2"), "final_layer_norm"),
+    }
+    tied = {f"{head}.weight": f"{body}embed_tokens.weight"}
+    unused = rf"{head}\.weight"
+    return Family(tasks=tasks(specify), names=names, prefix=prefix, tied=tied, unused=unused)
+
+
 FAMILIES = {
-    "opt": Family(
-        tasks=tasks(opt),
-        names={
-            "decoder": "",
-            "head": "lm_head",
-            "embedding": "model.decoder.embed_tokens",
-            "positions": "model.decoder.embed_positions",
-            "inward": "model.decoder.project_in",
-            "outward": "model.decoder.project_out",
-            "layers": "model.decoder.layers",
-            "norm": "model.decoder.final_layer_norm",
-            "attention": "self_attn",
-            "query": "q_proj",
-            "key": "k_proj",
-            "value": "v_proj",
-            "output": "out_proj",
-            "feed_forward": "",
-            "up": "fc1",
-            "down": "fc2",
-            **dict.fromkeys(("norm1", "after1"), "self_attn_layer_norm"),
-            **dict.fromkeys(("norm2", "after2"), "final_layer_norm"),
-        },
-        prefix="model.",
-        tied={"lm_head.weight": "model.decoder.embed_tokens.weight"},
-        unused=r"lm_head\.weight",
-    ),
+    "opt": _family(opt, "model.", "model.decoder.", "lm_head", "final_layer_norm"),
+    "biogpt": _family(biogpt, "biogpt.", "biogpt.", "output_projection", "layer_norm"),
 }
