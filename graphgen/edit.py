@@ -3,7 +3,7 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
 from typing import Any
@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 from onnx_shape_inference import infer_symbolic_shapes
 
-from graphgen.errors import GraphgenError
+from graphgen.errors import GraphgenError, user_line
 from graphgen.garbage import uncollected
 from graphgen.graph import (
     SCALARS,
@@ -24,6 +24,7 @@ from graphgen.graph import (
 from graphgen.infer import DOMAIN, OPSET, new_context
 from graphgen.model import Model
 from graphgen.op import Op, find_op
+from graphgen.places import where_is
 from graphgen.record import Tape, recording
 from graphgen.rounded import SHOWN, FileSizes
 from graphgen.subgraphs import detach, infer_graph, nodes_of, subgraphs_of
@@ -64,8 +65,25 @@ def to_model(tape: Tape, outputs: Mapping[str, ir.Value | Value]) -> ir.Model:
     tape.kept = True
     model = Model(graph, ir_version=10, producer_name="graphgen")
     register_constants(graph, tape.constants.values())
+    _check_sources(graph, set())
     tidy(model)
     return model
+
+
+def _check_sources(graph: ir.Graph, outside: Collection[ir.Graph]) -> None:
+    """Raise GraphgenError for values that a function kept from another call, or another body."""
+    known = {graph, *outside}
+    for node in graph:
+        for value in present_inputs(node):
+            if value.graph not in known:
+                made = value.producer()
+                what = f"an input {value.name}" if made is None else f"a result of {made.op_type}"
+                raise GraphgenError(
+                    f"{where_is(node)} reads {what} of another graph: a function or module has "
+                    f"kept it from another call, or from another body; make it anew{user_line()}"
+                )
+        for body in subgraphs_of(node):
+            _check_sources(body, known)
 
 
 def _check_names(tape: Tape, outputs: Iterable[str]) -> None:

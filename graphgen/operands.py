@@ -46,8 +46,12 @@ def dtype_of(x: Any) -> ir.DataType | None:
 
 @cache  # each array of each call is asked for it
 def onnx_dtype(dtype: np.dtype[Any]) -> ir.DataType:
-    """ONNX's name of NumPy's dtype. Raises TypeError if it has none."""
-    return ir.DataType.from_numpy(dtype)
+    """ONNX's name of NumPy's dtype. Raises GraphgenError if it has none."""
+    try:
+        return ir.DataType.from_numpy(dtype)
+    except TypeError:
+        mend = "convert the array, as with .astype(np.float32)"
+        raise GraphgenError(f"ONNX has no dtype {dtype}; {mend}{user_line()}") from None
 
 
 def to_dtype(given: Any) -> ir.DataType:

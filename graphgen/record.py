@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from graphgen.errors import GraphgenError, user_line
 from graphgen.infer import DeclaredSizes, describe, infer, new_context
+from graphgen.operands import onnx_dtype
 from graphgen.subgraphs import detach, read_by
 from graphgen.value import Size, Tensor as Tensor, Value as Value, adopt as adopt, graph_value
 
@@ -165,9 +166,9 @@ class Tape:
         content = sha256(array.tobytes()).digest() if built or array.nbytes <= 1024 else id(x)
         key = (array.dtype, array.shape, content)
         if key not in self.constants:
-            tensor = ir.Tensor(array)
-            value = ir.Value(const_value=tensor, shape=ir.Shape(array.shape))
-            value.type = ir.TensorType(tensor.dtype)
+            dtype = onnx_dtype(array.dtype)
+            value = ir.Value(const_value=ir.Tensor(array), shape=ir.Shape(array.shape))
+            value.type = ir.TensorType(dtype)
             self.constants[key] = value
         return self.constants[key]
 

@@ -57,6 +57,8 @@ def grad(model: ModelLike, *, of: str | None = None, wrt: Iterable[str] | None =
     for name in names:
         if name not in known:
             raise GraphgenError(f"grad: wrt={name} is not an input or initializer of the model")
+        if names.count(name) > 1:
+            raise GraphgenError(f"grad: wrt= names {name} twice; name it once")
         if f"{name}_grad" in outputs:
             raise GraphgenError(
                 f"grad: the model already has an output {name}_grad; rename that, or leave {name} "

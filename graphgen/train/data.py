@@ -69,6 +69,7 @@ class Dataset:
         padding: Mapping[str, Padding] | None = None,
     ) -> None:
         check_seed(who, seed or 0)
+        columns = {name: _column(column) for name, column in columns.items()}
         counts = {name: _length(column) for name, column in columns.items()}
         self._count = min(counts.values(), default=0)
         problem = ""
@@ -159,8 +160,13 @@ class Dataset:
         return np.concatenate([batches.reshape(-1), order[full * self._size :]])
 
 
+def _column(column: Any) -> Column:
+    """A column whose rows are arrays: those of a list may be lists themselves, or numbers."""
+    return [*map(np.asarray, column)] if isinstance(column, (list, tuple)) else column
+
+
 def _length(column: Column) -> int:
-    return 0 if isinstance(column, np.ndarray) and not column.ndim else len(column)
+    return 0 if not np.iterable(column) else len(column)
 
 
 def _sizes(column: Column) -> Array:

@@ -204,6 +204,12 @@ def test_a_gradient_that_is_an_output_already_is_refused() -> None:
         grad(grad(model), of="loss")
 
 
+def test_an_input_is_named_once() -> None:
+    model = gg.build(lambda x: total(ops.exp(x)), x=gg.float32[3])
+    with pytest.raises(GraphgenError, match="wrt= names x twice; name it once"):
+        grad(model, wrt=["x", "x"])
+
+
 def test_label_smoothing_over_a_number_of_classes_that_is_known_at_run_time() -> None:
     model = gg.build(
         lambda x, y: ops.cross_entropy(x, y, label_smoothing=0.1),

@@ -819,3 +819,30 @@ def test_an_input_is_not_the_step_of_dropout() -> None:
             x=gg.float32["n"],
             step=gg.float32[()],
         )
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_value_that_a_function_has_kept_is_of_its_own_graph(inside: bool) -> None:
+    """Names begin anew in each: the value of this graph with its name would be read instead."""
+    kept: list[Any] = []
+
+    def keeping(x: Any) -> Any:
+        kept.append(ops.exp(x))
+        return kept[-1]
+
+    def body(x: Any) -> Any:
+        if inside:
+            ops.cond(ops.reduce_sum(x, None, keepdims=0) > 0, lambda: [keeping(x)], lambda: [x])
+        return ops.tanh(x) + kept[-1]
+
+    gg.build(keeping, x=gg.float32[2])
+    with pytest.raises(gg.GraphgenError, match="a result of Exp of another graph: a function or"):
+        gg.build(body, x=gg.float32[2])
+
+
+@pytest.mark.parametrize("dtype", [">f4", "datetime64[s]"])
+def test_a_dtype_that_onnx_lacks_is_told(dtype: str) -> None:
+    x = np.ones(2, dtype)
+    for call in (lambda: ops.exp(x), lambda: gg.build(lambda y: y + x, y=gg.float32[2])):
+        with pytest.raises(gg.GraphgenError, match=r"ONNX has no dtype .*; convert the array"):
+            call()

@@ -83,6 +83,14 @@ def test_a_stream_of_anything_else_reads_through():
     assert seen(stream(iter(data), again=True)) == [[0], [1], [2]]
 
 
+def test_rows_may_be_lists_and_a_column_is_no_number():
+    [batch] = Dataset({"x": [[1, 2], [3]], "labels": ([4, 5], [6])}, 2, seed=None)
+    np.testing.assert_array_equal(batch["x"], [[1, 2], [3, 0]])
+    np.testing.assert_array_equal(batch["labels"], [[4, 5], [6, -100]])
+    with pytest.raises(GraphgenError, match="data has samples: x 0; "):
+        Dataset({"x": np.float32(3)}, 2)
+
+
 def test_by_length_samples_of_similar_length_make_a_batch():
     random = np.random.default_rng(0)
     rows = [np.arange(size) for size in random.integers(1, 100, 1003)]
