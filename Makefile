@@ -27,6 +27,9 @@ TESTS := $(HERE) and not exhaustive
 PIP := -m pip install --quiet --disable-pip-version-check --no-compile
 PIP_INSTALL := $(PIP) -c constraints.txt
 
+# Tests start hundreds of processes, each of which would compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PRECIOUS: %/bin/python

@@ -145,7 +145,7 @@ def _size(value: Any) -> int:
 def to_bytes(arrays: Mapping[str, Array], metadata: Mapping[str, str] | None = None) -> bytes:
     """The content of a file with these arrays, and words about it."""
     stream = BytesIO()
-    write(stream, {name: ir.tensor(array) for name, array in arrays.items()}, metadata)
+    write(stream, {name: ir.Tensor(array) for name, array in arrays.items()}, metadata)
     return stream.getvalue()
 
 

@@ -42,7 +42,7 @@ def random_checkpoint(folder: Path, fields: dict[str, Any], task: str | None = N
 
 def stored_shapes(family: Family, module: Any) -> dict[str, tuple[int, ...]]:
     """The shapes of the weights that a checkpoint for a module has, by name."""
-    found = dict(members(module))
+    found, turning = dict(members(module)), family.turned(module)
     shapes = dict[str, tuple[int, ...]]()
     for path, source in family.sources(module).items():
         shape = found[path].shape
@@ -51,8 +51,7 @@ def stored_shapes(family: Family, module: Any) -> dict[str, tuple[int, ...]]:
                 shapes[name] = (shape[1] // len(source.names), *shape[2:])
             continue
         shape = (*shape[:-1], source.whole(shape[-1])) if shape else shape
-        turned = path in family.turned(module)
-        shapes[source.name] = (*shape[:-2], *shape[:-3:-1]) if turned else shape
+        shapes[source.name] = (*shape[:-2], *shape[:-3:-1]) if path in turning else shape
     return shapes
 
 

@@ -80,15 +80,13 @@ class Family:
 
     def turned(self, module: Module) -> set[str]:
         """The parameters whose last two axes are swapped in the checkpoint."""
-        return {
-            path
-            for path, item in members(module)
-            if isinstance(item, Parameter) and path.rpartition(".")[2] in self.swapped
-        } | {
-            f"{path}.weight"
-            for path, item in members(module)
-            if isinstance(item, Linear) and self.transposed
-        }
+        found = set[str]()
+        for path, item in members(module):
+            if isinstance(item, Linear) and self.transposed:
+                found.add(f"{path}.weight")
+            elif isinstance(item, Parameter) and path.rpartition(".")[2] in self.swapped:
+                found.add(path)
+        return found
 
     def check_ties(self, module: Module, stored: Mapping[str, Weight], where: str) -> None:
         """Raise an error for a stored weight that is tied to another one but differs from it."""
