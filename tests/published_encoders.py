@@ -58,6 +58,18 @@ ENCODERS: dict[str, dict[str, Any]] = {
         "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2.0}},
         "num_attention_heads": 2,
     },
+    "eurobert": {**_BASE, "pad_token_id": 0},
+    "eurobert, odd": {
+        "classifier_pooling": "mean",
+        "num_key_value_heads": 2,
+        "head_dim": 12,
+        "hidden_act": "gelu",
+        "attention_bias": True,
+        "mlp_bias": True,
+        "tie_word_embeddings": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 300.0},
+    },
+    "eurobert, first": {"classifier_pooling": "bos"},
     "nomic_bert": _BASE,
     "nomic_bert, odd": {
         "head_dim": 12,
