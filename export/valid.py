@@ -15,13 +15,14 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from graphgen import ops
 from graphgen.errors import GraphgenError, warn
 from graphgen.expansion import check_expansion, inner_graphs
 from graphgen.export.sparse import make_dense
 from graphgen.forms import TEXTS
 from graphgen.graph import AXES, DECLARED, SCALARS, operator_name
 from graphgen.infer import OPSET, schema_of
-from graphgen.op import find_op
+from graphgen.op import find_op, is_a
 from graphgen.places import where_is
 
 _LONGEST, _OPERATIONS = 120, 12
@@ -34,6 +35,9 @@ _STEP = re.compile(
     rf"|{_ATOM}(?://|[-+*/%]){_ATOM}(?!\()|(?<![\w.)])-{_ATOM}"
 )
 """What can become one operand in an expression for a size."""
+
+_BY_MODE = 14
+"""The opset from which an attribute of BatchNormalization, not its outputs, says the mode."""
 
 _TEXT, _MESSAGE = 9, 11  # types of protobuf's fields
 
@@ -81,6 +85,13 @@ def check_attributes(model: ir.Model) -> None:
         if missing:
             problem = f"{operator_name(node)} has no attribute {min(missing)}; it must have one"
             raise ValueError(f"{where_is(node)}: {problem}")
+        if is_a(node, ops.batch_normalization) and version >= _BY_MODE and len(node.outputs) > 3:
+            raise GraphgenError(
+                f"{where_is(node)}: a norm with {len(node.outputs)} outputs, as torch's exporter "
+                "by TorchScript writes instance norms with running statistics in training mode, "
+                "and no runtime reads: export it in evaluation mode, or make it with "
+                "track_running_stats=False"
+            )
         if not node.attributes:
             continue
         schema, op = schema_of(node.domain, node.op_type, version), find_op(node)

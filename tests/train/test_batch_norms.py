@@ -341,3 +341,8 @@ def test_instance_norms_with_running_statistics_are_refused_in_training(tmp_path
     call = "instance_norm.default](args = (%h, None, None, %b_m, %b_v, True, 0.1, 1e-05, False)"
     with pytest.raises(GraphgenError, match="an instance norm with running statistics in training"):
         made(called(tmp_path / "m.onnx", call))
+    model = onnx.load(norm_file(tmp_path / "m.onnx"))
+    model.graph.node[1].output.extend(["a", "b"])  # as TorchScript's exporter writes one
+    onnx.save(model, tmp_path / "m.onnx")
+    with pytest.raises(GraphgenError, match="instance norms .* in training mode, and no runtime"):
+        gg.load(tmp_path / "m.onnx")
