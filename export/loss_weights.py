@@ -381,11 +381,20 @@ class LossWeights:
             return value
         if op is None or len(node.outputs) > 1:
             return None
-        again = [None if x is None else self._again(x) for x in node.inputs]
+        again = [None if x is None else self._again_as(x) for x in node.inputs]
         if again.count(None) > [*node.inputs].count(None):
             return None
         made: Tensor = op.call([*map(adopt, again)], read_attributes(op, node))
         return self._tape.operand(made)
+
+    def _again_as(self, value: ir.Value) -> ir.Value | None:
+        """The same, of the value's own dtype and rank: a size is made as a number of float32."""
+        made = value if constant(value) is not None else self._again(value)
+        if made is None or made is value or value.dtype is None:
+            return made
+        x = ops.cast(adopt(made), to=value.dtype)
+        alone = value.shape is not None and len(value.shape) == 1 and made.shape == ()
+        return self._tape.operand(ops.unsqueeze(x, [0]) if alone else x)
 
     def _key(self, value: ir.Value) -> int:
         """What is equal for values that are calculated alike."""

@@ -66,8 +66,8 @@ def by_sign(output, target):
 
 
 def by_length(output, target, lengths):
-    places = ops.cast(ops.arange(ops.dim(output, 1)), to=gg.int64)
-    kept = ops.cast(places < lengths[:, None], to=gg.float32)
+    length = ops.dim(output, 1)
+    kept = ops.cast(ops.arange(length) < lengths[:, None], to=gg.float32)[:, :length]
     return total(squares(output, target) * kept) / total(kept)
 
 
