@@ -32,7 +32,8 @@ _CALCULATES = r"_?(mul|div|add|sub|rsub|weight_norm\w*|exp|tanh|sigmoid|softplus
 """How torch calls the result of operators that change numbers."""
 
 _MOVES = (
-    r"(val|numpy_\w+|m?[tT]|transpose|permute|view|reshape|getitem|slice|select|cat|stack)(_\d+)?"
+    r"(val|numpy_\w+|m?[tT]|transpose|permute|view|reshape|getitem|slice|select|cat|stack|split|"
+    r"chunk|clone|contiguous|alias|unsqueeze|squeeze|(un)?flatten|movedim|swapaxes|unbind)(_\d+)?"
 )
 """How it calls what it only moves; and a part of a call."""
 
@@ -41,6 +42,9 @@ _FOLDED = "pkg.onnxscript.optimizer.folded_from"
 """Metadata of a value that its optimizer calculated: all names that went into it, at any depth."""
 
 OF_CONSTANTS = "calculated of constants"
+
+_WRAPPED = r"\.base_layer(?:\.|$)"
+"""Between what PEFT puts in place of a layer, and the layer."""
 
 _ZEROS = 0.01
 """The part of a weight's numbers that are 0 from which it may be one times a mask."""
@@ -95,8 +99,20 @@ class Program:
                 self._lost.update([h for h in named if h in self._absent][len(others) :])
             if not cell and len(others) > len([h for h in named if self._names[h] not in values]):
                 self.calculated |= {
-                    n for n in others if call and (n[:4] == "val_" or not re.fullmatch(_MOVES, n))
+                    n
+                    for n in others
+                    if call
+                    and (
+                        n[:4] == "val_"
+                        or not re.fullmatch(_MOVES, n)
+                        or self._changed(n, graph.initializers)
+                    )
                 }
+
+    def _changed(self, name: str, stored: Collection[str]) -> bool:
+        """Whether something but moving went into what is called as if it had been moved."""
+        parts = self._made_of.get(name, set()) - {*self._names, *self._names.values(), *stored}
+        return any(not re.fullmatch(_MOVES, part) for part in parts)
 
     def of_constants(self) -> list[str]:
         """What the file says was calculated, and of no parameter: angles, masks, cut buffers.
@@ -147,6 +163,22 @@ def expect_projections(model: ir.Model) -> None:
             "torch's exporter writes without its projection: make it without, or as a loop of "
             "LSTMCells"
         )
+
+
+def beside_bases(uses: Mapping[str, Uses]) -> tuple[list[str], list[str]]:
+    """The weights of layers that PEFT has wrapped, and what it calls the parts beside them.
+
+    It freezes these weights, and all others that it does not train; no file has this.
+    """
+    places = {name: (name, *used.blocks) for name, used in uses.items()}
+    wrapped = [n for n, paths in places.items() if any(re.search(_WRAPPED, p) for p in paths)]
+    heads = {re.split(_WRAPPED, p)[0] for n in wrapped for p in places[n] if re.search(_WRAPPED, p)}
+    found = dict[str, None]()
+    for path in (p for name, paths in places.items() if name not in wrapped for p in paths):
+        parts = path.split(".")
+        found |= {y: None for i, y in enumerate(parts) if i and ".".join(parts[:i]) in heads}
+        found |= dict.fromkeys(part for part in parts if part == "modules_to_save")
+    return wrapped, [*found]
 
 
 def is_scripted(model: ir.Model) -> bool:

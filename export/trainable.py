@@ -19,6 +19,7 @@ from graphgen.export.torch_files import (
     NO_PARAMETERS,
     OF_CONSTANTS,
     Program,
+    beside_bases,
     buffers_by_name,
     calculated_by_torch,
     calculated_numbers,
@@ -188,6 +189,8 @@ def choose_trainable(
             ("frozen", frozen, ()),
         )
     )
+    if wanted is None and not (adapters or found.known):
+        _expect_no_bases(found, kept)
     open_ = [n for n in lost if not (kept and kept.matches(n))]
     doubts = cache(partial(_doubts, found, missing, open_, wanted, kept))
     _expect_all(missing, wanted, kept, doubts)
@@ -293,6 +296,19 @@ def _doubts(
     meant = set() if wanted is None else wanted.meant
     open_ = (n for n in dict.fromkeys(doubts) if not (kept and kept.matches(n)))
     return [n for n in open_ if (wanted is None or wanted.matches(n)) and n not in meant]
+
+
+def _expect_no_bases(found: _Found, kept: Chosen | None) -> None:
+    """Raise for layers that PEFT has wrapped, which it freezes, if nothing says what is trained."""
+    wrapped, beside = beside_bases(found.uses)
+    wrapped = [n for n in wrapped if n in found.reached() and not (kept and kept.matches(n))]
+    if wrapped:
+        parts = spelled("trainable", [] if found.scripted else beside)
+        raise GraphgenError(
+            f"artifacts: {wrapped[0]} is a weight of a layer that PEFT has wrapped, which it "
+            "freezes, and the file does not say so: bring the module with gg.from_torch or "
+            f"`graphgen import`, which keep what is frozen, or say what is trained with {parts}"
+        )
 
 
 def _expect_all(

@@ -641,6 +641,7 @@ def test_a_parameter_that_dynamo_dropped_is_refused(tmp_path, old):
         ("val_1", "%x, %weight_norm", "lacks a.g, which torch's exporter folded"),
         ("mul_2", "%x, %mul_2", "lacks a.g, which torch's exporter folded"),
         ("t", "%x, %t", None),
+        ("view", "%x, %view", "lacks a.g, which torch's exporter folded"),
         ("m", "%x, %b_m", "depends on none of the"),
     ],
 )
@@ -655,6 +656,12 @@ def test_an_operand_of_a_product_that_is_no_weight_is_not_trained(tmp_path, oper
         ["other.weight", *parameters],
     )
     model = onnx.load(path)
+    if operand in ("t", "view"):  # of a sum, which was then moved as the other was
+        value = helper.make_tensor_value_info(operand, TensorProto.FLOAT, [4, 4])
+        names = "['a.g', 'add', 'val_0']" if operand == "view" else "['a.g', 'clone', 'val_0']"
+        value.metadata_props.add(key="pkg.onnxscript.optimizer.folded_from", value=names)
+        model.graph.value_info.append(value)
+        onnx.save(model, path)
     if operand == "m":
         value = helper.make_tensor_value_info("m", TensorProto.FLOAT, [4, 4])
         kind = value.metadata_props.add()
@@ -765,6 +772,32 @@ def test_a_refusal_says_what_a_command_takes(tmp_path, capsys):
     assert commands.main([*command, *shlex.split(found[1])]) == 0
     assert commands.main([*command, "--trainable", "b", "--trainable", "it's[", "--json"]) == 2
     assert "--trainable 'it'\"'\"'s[' is not a regular" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("script", [False, True])
+def test_a_layer_that_peft_wrapped_is_not_trained_unless_told(tmp_path, script):
+    """It freezes the layer's own weight, and no file says so."""
+    weights = {"q.base_layer.weight": normal(4, 4), "q.lora_A.default.weight": normal(4, 2)}
+    weights |= {"q.lora_B.default.weight": normal(2, 4), "head.weight": normal(4, 4)}
+    slash = "/" * script
+    nodes = [
+        (f"{slash}q{slash or '.'}base_layer", ("x", "q.base_layer.weight", "b")),
+        ("", ("x", "q.lora_A.default.weight", "a")),
+        ("", ("a", "q.lora_B.default.weight", "u")),
+        ("", ("b", "u", "s")),
+        ("", ("s", "head.weight", "y")),
+    ]
+    kinds = ["MatMul"] * 3 + ["Add", "MatMul"]
+    made = [
+        (block, helper.make_node(kind, [x, w], [y]))
+        for kind, (block, (x, w, y)) in zip(kinds, nodes, strict=True)
+    ]
+    path = save(tmp_path / "m.onnx", made, weights, ["n", 4], y=["n", 4])
+    with pytest.raises(GraphgenError, match="PEFT has wrapped, which it freezes, .*from_torch") as e:
+        trained(path)
+    assert ("trainable=['lora_A', 'lora_B']" in str(e.value)) != script
+    assert trained(path, ["lora_A", "lora_B"]) == [*weights][1:3]
+    assert trained(path, frozen=["base_layer"]) == [*weights][1:]
 
 
 def test_buffers_of_spectral_norm_and_prune_are_not_trained(tmp_path):
