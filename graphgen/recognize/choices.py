@@ -11,7 +11,7 @@ from graphgen.infer import same_shape
 from graphgen.match import Rewrite
 from graphgen.op import canonical, find_op, is_a, read_attributes
 from graphgen.ops.elementwise import add, logical_not, mul, sub, where
-from graphgen.ops.layout import _reshape, numpy_dtype, squeeze, unsqueeze
+from graphgen.ops.layout import _reshape, cast, numpy_dtype, slice_, squeeze, unsqueeze
 from graphgen.recognize.masks import repeated_scalar
 from graphgen.value import Tensor, Value, adopt
 
@@ -67,21 +67,25 @@ def shifted(node: ir.Node) -> Rewrite | None:
     return None
 
 
-_MOVES = (_reshape, unsqueeze, squeeze)
+_MOVES = (slice_, _reshape, unsqueeze, squeeze)
 
 
 def _condition(value: ir.Value) -> tuple[Tensor, list[ir.Value]]:
     """What `_truth` found as a truth value, moved as its numbers are, and what it is made of."""
-    moved = produced_by(value, *_MOVES)
-    found = None if moved is None or value.dtype == ir.DataType.BOOL else _truth(moved.inputs[0])
-    if moved is None or found is None:
+    if value.dtype == ir.DataType.BOOL:
         return Value(value), [value]
+    moved = produced_by(value, *_MOVES)
+    found = None if moved is None else _truth(moved.inputs[0])
+    sizes = [] if moved is None else moved.inputs[1:]
+    if moved is None or found is None:  # of a table, which has to stay what it is
+        return cast(Value(value), to=bool), [x for x in sizes if x is not None]
     truth, ends = _condition(found[0])
-    op, sizes = find_op(moved), present_inputs(moved)[1:]
+    op = find_op(moved)
     assert op is not None
     truth = truth if found[1] else logical_not(truth)
-    result: Tensor = op(truth, *map(Value, sizes), **read_attributes(op, moved))
-    return result, [*ends, *sizes]
+    given = [None if x is None else Value(x) for x in sizes]
+    result: Tensor = op(truth, *given, **read_attributes(op, moved))
+    return result, [*ends, *(x for x in sizes if x is not None)]
 
 
 def _other(node: ir.Node, y: ir.Value) -> Tensor | None:
@@ -95,7 +99,8 @@ def _other(node: ir.Node, y: ir.Value) -> Tensor | None:
 def _truth(value: Any) -> tuple[ir.Value, bool] | None:
     """What is 1, or with False 0, where `value` is 1, and else the other; None for others.
 
-    A truth value, or its numbers in another shape, or times ones.
+    A truth value, or its numbers in another shape, or times ones; or a part of a constant table of
+    0 and 1, as of a triangle for the longest text.
     """
     same = produced_by(value, mul)
     for x, ones in itertools.permutations(present_inputs(same)) if same else ():
@@ -107,7 +112,11 @@ def _truth(value: Any) -> tuple[ir.Value, bool] | None:
         negated, made = True, rest
     if made is None:
         moved = produced_by(value, *_MOVES)
-        known = value.dtype == ir.DataType.BOOL or (moved and _truth(moved.inputs[0]))
-        return (value, True) if known else None
-    truth = _truth(made.inputs[-1])
-    return truth and (truth[0], truth[1] != negated)
+        source = None if moved is None else moved.inputs[0]
+        table = constant(source)
+        known = value.dtype == ir.DataType.BOOL or (moved is not None and _truth(source))
+        cut = table is not None and table.size and np.isin(table, (0, 1)).all()
+        return (value, True) if known or cut else None
+    if (truth := _truth(made.inputs[-1])) is None:
+        return (value, True) if value.dtype == ir.DataType.BOOL else None
+    return truth[0], truth[1] != negated

@@ -30,6 +30,11 @@ def moved(keep: Any) -> Any:
     return TABLE["", "Reshape"](numbers(keep), np.array([1, N, N]))
 
 
+def counted(keep: Any) -> Any:
+    """A truth value that was made of integers."""
+    return ops.cast(ops.cast(keep, to=np.int64) * 2, to=bool)
+
+
 CHOICES = {
     "difference": lambda s, keep: s * numbers(keep) - ahead(numbers(keep)),
     "sum": lambda s, keep: s * numbers(keep) + (1.0 - numbers(keep)) * np.float32(-1e9),
@@ -39,6 +44,7 @@ CHOICES = {
         numbers(keep) * ops.expand(np.ones(1, np.float32), [N, N])
     ),
     "constant": lambda s, keep: s * PAST - (1 - PAST) * np.float32(1e9),
+    "of integers": lambda s, keep: (lambda c: s * numbers(c) - ahead(numbers(c)))(counted(keep)),
     "scaled constant": lambda s, keep: s * (PAST * 0.5) + (PAST - 1) * np.float32(1e9),
 }
 OTHERS = {
@@ -70,6 +76,24 @@ def test_exclusive_products_are_a_choice(name: str) -> None:
         keep = rng.integers(0, 2, (N, N)) > 0
         keep[:, 0], keep[:, 1] = True, False
         [wanted], [got] = (run_plain(m, {"x": x, "keep": keep}) for m in (model, best.model))
+        assert relative_rms(wanted, got) < ROUNDING
+
+
+@pytest.mark.parametrize("longest", [PAST, PAST * 0.5])
+def test_a_part_of_a_triangle_is_a_choice(longest: Any) -> None:
+    """As the first GPT cuts it for texts of any length; one of other numbers is none."""
+
+    def body(x: Any) -> Any:
+        t = TABLE["", "Shape"](x, start=1, end=2)
+        m = ops.slice_(ops.slice_(longest, [0], t, [0], [1]), [0], t, [1], [1])
+        return ops.softmax(x @ ops.swap_last(x) * m - ahead(m)) @ x
+
+    model = as_in_a_file(body, x=gg.float32["b", "t", 8])
+    best = optimize(model, verify=True)
+    assert count_operators(best.model).get("Attention", 0) == int(longest.max())
+    for sizes in ((2, N, 8), (3, 1, 8)):
+        x = np.random.default_rng(0).standard_normal(sizes, np.float32)
+        [wanted], [got] = (run_plain(m, {"x": x}) for m in (model, best.model))
         assert relative_rms(wanted, got) < ROUNDING
 
 
