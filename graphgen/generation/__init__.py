@@ -1,43 +1,38 @@
 """Text from decoders, greedy, sampled or by beams: `for tokens in generate("folder", ["Hi"])`."""
 
 import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Unpack
 
-import numpy as np
-
 from graphgen.arguments import checked
 from graphgen.display import fields, on_screen
 from graphgen.errors import GraphgenError, user_line, warn
-from graphgen.export.by_row import Chosen, Given, numbers_of
+from graphgen.export.by_row import Chosen, Given
 from graphgen.files import path_of, present
-from graphgen.generation.beams import Beams
 from graphgen.generation.caches import Decoder
 from graphgen.generation.config import ignored, longrope_length, unreached
 from graphgen.generation.decoder import open_decoder
 from graphgen.generation.encoder_decoders import EncoderDecoder
 from graphgen.generation.generated import Generation
-from graphgen.generation.options import GenerationOptions, Options, read_options
+from graphgen.generation.options import GenerationOptions, read_options
 from graphgen.generation.prompts import (
     MOST_UNSETTLED,
     Prompts,
-    read_prompts,
     read_tokenizer,
     removes_spaces,
-    says,
     without_spaces,
 )
-from graphgen.generation.sampling import draw, log_softmax, processed
-from graphgen.generation.speech import Ears, first_tokens, listed_sounds
+from graphgen.generation.speech import Ears
 from graphgen.graph import ModelLike
 from graphgen.models.published.chat import Template
 from graphgen.models.published.conversation import Conversation
 from graphgen.models.published.folder import encoded
-from graphgen.operands import Array
 from graphgen.runtime import Provider
+
+_OPENED = {"strict": False, "chunk": 512}
+"""What a Generator is opened with by default; None for the rest."""
 
 
 @checked
@@ -95,10 +90,15 @@ def generate(
             adapters=adapters,
             draft=draft,
         )
-    elif draft is not None:
-        raise GraphgenError(
-            f"generate: the Generator is open already; give draft when you open it{user_line()}"
-        )
+    else:
+        given: dict[str, Any] = {"threads": threads, "provider": provider, "strict": strict}
+        given |= {"chunk": chunk, "adapters": adapters, "draft": draft}
+        for name, value in given.items():
+            if value != _OPENED.get(name):
+                raise GraphgenError(
+                    f"generate: the Generator is open already; give {name} when you open it"
+                    f"{user_line()}"
+                )
     return model(prompts, adapter=chosen, **options)
 
 

@@ -72,6 +72,7 @@ def listed(value: Any) -> list[Any]:
     if value is None:
         return []
     several = isinstance(value, Collection) and not isinstance(value, str)
+    several = several and getattr(value, "ndim", 1) > 0  # an array without axes is a number
     return list(value) if several else [value]
 
 

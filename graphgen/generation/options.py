@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypedDict
 
+import numpy as np
+
 from graphgen.display import on_screen
 from graphgen.errors import GraphgenError, near, user_line
 from graphgen.files import present
@@ -178,7 +180,9 @@ class Options:
         yield f"Options({', '.join(other)})"
 
     def __post_init__(self) -> None:
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        given = {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
+        for name, value in given.items():
+            object.__setattr__(self, name, value)
         for name, read in _LISTS.items():
             object.__setattr__(self, name, read(given[name]))
         for name, (kind, least, most) in _RANGES.items():
@@ -332,6 +336,15 @@ def _functions(value: Any) -> list[Any]:
 
 def _pairs(value: Any) -> list[Any]:
     return [*value] if isinstance(value, list | tuple) else [None]
+
+
+def _plain(value: Any) -> Any:
+    """Numbers and arrays of NumPy as those of Python."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, list | tuple):
+        return [*map(_plain, value)] if isinstance(value, list) else tuple(map(_plain, value))
+    return value
 
 
 def _is_text(value: Any) -> bool:

@@ -71,7 +71,7 @@ def read_prompts(
 
 def _listed(prompts: Prompts) -> list[Any]:
     """A list of prompts: texts, conversations or lists of tokens, from one or several of them."""
-    single = isinstance(prompts, str | Mapping)
+    single = isinstance(prompts, str | bytes | Mapping)
     given: Any = [prompts] if single else listed(prompts)
     if given and (isinstance(given[0], Integral) or _is_message(given[0])):
         given = [given]
@@ -80,7 +80,7 @@ def _listed(prompts: Prompts) -> list[Any]:
         if isinstance(prompt, str) or _is_conversation(prompt):
             rows.append(prompt)
             continue
-        tokens = listed(prompt)
+        tokens = [prompt] if isinstance(prompt, bytes) else listed(prompt)
         if not all(isinstance(t, Integral) and not isinstance(t, bool) for t in tokens):
             raise GraphgenError(
                 f"generate: prompt {number} is {prompt!r:.60}; give a text, a list of tokens, or a "

@@ -793,6 +793,8 @@ def test_the_context_ends_every_row(generator: Generator) -> None:
         ([[1.5]], {}, r"prompt 0 is \[1.5\]; give a text, a list of tokens, or"),
         ([[3], [True]], {}, r"prompt 1 is \[True\]; give a text"),
         ([1], {"early_stopping": "soon"}, "early_stopping is 'soon'"),
+        (b"ab", {}, "prompt 0 is b'ab'; give a text, a list of tokens"),
+        (np.array(3), {}, r"prompt 0 is array\(3\); give a text, a list of tokens"),
         ([1], {"top_k": 3}, "top_k is 3, which changes nothing without a temperature above 0"),
         ([1], {"length_penalty": 2}, "length_penalty is 2, which changes nothing without beams"),
     ],
@@ -800,6 +802,21 @@ def test_the_context_ends_every_row(generator: Generator) -> None:
 def test_bad_input(generator: Generator, prompts: Any, options: Any, told: str) -> None:
     with pytest.raises(GraphgenError, match=told):
         next(generator(prompts, **options))
+
+
+def test_options_may_be_numbers_of_numpy(generator: Generator) -> None:
+    found = generator([[3, 4]], max_new_tokens=np.int64(9), temperature=np.float32(0))
+    [first, second, *_] = (token for [token] in found)
+    ends = np.array([second])
+    assert [row for [row] in generator([[3, 4]], stop=ends)] == [first, second]
+
+
+@pytest.mark.parametrize(
+    "given", [{"threads": 2}, {"provider": "cuda"}, {"strict": True}, {"chunk": 1}]
+)
+def test_an_open_generator_has_its_own_way_to_run(generator: Generator, given: Any) -> None:
+    with pytest.raises(GraphgenError, match=f"is open already; give {min(given)} when you open"):
+        gg.generate(generator, [[1]], **given)
 
 
 @pytest.mark.parametrize(
