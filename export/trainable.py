@@ -148,6 +148,12 @@ class _Found:
         """Parameters in torch that the file lacks, among them what went into `calculated` ones."""
         return [] if self.known else self.program.missing(calculated)
 
+    def is_weight_of_product(self, name: str) -> bool:
+        """Whether a matrix from another tool is in a product that the loss depends on."""
+        used, value = self.uses.get(name), self.values[name]
+        matrix = value.shape is not None and len(value.shape) > 1
+        return used is not None and matrix and used.in_product and value in self.needed
+
     def several(self, name: str) -> bool:
         """Whether a weight is that of several modules, and the file does not say that it is."""
         used = self.uses.get(name)
@@ -228,6 +234,11 @@ def choose_trainable(
             f"artifacts: a file by TorchScript does not tell {unsure}, which are all trained; "
             f"{EXPORT}, or leave out what is no parameter with {spelled('frozen')}"
         )
+    if ours := [n for n in values if is_constant_name(n) and found.is_weight_of_product(n)]:
+        warn(
+            f"artifacts: {listed(ours)} multiplies what the model reads, but has the name of a "
+            "constant, constant_N, so it is not trained; rename it if it is a weight"
+        )
     copies = {} if found.known else copies_in(names, values)
     _check_copies(copies, found, names, meant, doubts)
 
@@ -290,7 +301,7 @@ def _doubts(
     names = [n for n in names if n not in lost and not uses[n].is_folded_constant]
     doubts = [*missing, *_surely_calculated(lost, found)]
     doubts += [n for n in names if uses[n].folded or (found.several(n) and is_fresh(values[n]))]
-    doubts += [n for n, used in uses.items() if {*missing} & {*_names_in(used).values()}]
+    doubts += [n for n, used in uses.items() if {*missing} & {*used.names().values()}]
     doubts += [] if found.known else copies_in(names, values)
     doubts += [n for n, v in values.items() if v in found.fixed and is_weight_too(v)]
     meant = set() if wanted is None else wanted.meant
@@ -465,14 +476,6 @@ def _shape(value: ir.Value) -> list[int]:
     return [] if value.const_value is None else [*value.const_value.shape.numpy()]
 
 
-def _names_in(used: Uses) -> dict[str, str]:
-    """The name that a weight has in each of its modules."""
-    own = max(used.own, key=len, default=None)
-    leaf = used.name[len(own) + 1 :] if own is not None else used.name.rpartition(".")[2]
-    leaf = "weight" if used.renamed else leaf
-    return {block: f"{block}.{leaf}" for block in used.blocks}
-
-
 def _check_whole(used: Uses, chosen: Chosen) -> None:
     """Raise if patterns name only some of the weights that are stored as this one."""
     if (
@@ -483,7 +486,7 @@ def _check_whole(used: Uses, chosen: Chosen) -> None:
     ):
         return
     named = chosen.matches(used.name)
-    found = {block: chosen.matches(name) for block, name in _names_in(used).items()}
+    found = {block: chosen.matches(name) for block, name in used.names().items()}
     found |= dict.fromkeys(used.own, named)
     if not any(found.values()) or (named and (used.renamed or all(found.values()))):
         return

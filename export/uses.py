@@ -66,6 +66,13 @@ class Uses:
         self.renamed_product = self.renamed and self.in_product
         self.folded = "" if known or not nodes else _statistic(value) or self._folded(nodes)
 
+    def names(self) -> dict[str, str]:
+        """The name that the weight has in each of its modules."""
+        own = max(self.own, key=len, default=None)
+        leaf = self.name[len(own) + 1 :] if own is not None else self.name.rpartition(".")[2]
+        leaf = "weight" if self.renamed else leaf
+        return {block: f"{block}.{leaf}" for block in self.blocks}
+
     def _folded(self, nodes: list[ir.Node]) -> str:
         """What an exporter has folded into the weight of a convolution or a linear layer, or "".
 

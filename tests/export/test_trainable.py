@@ -147,6 +147,17 @@ def test_slopes_are_weights_of_other_names(tmp_path):
     assert told(path)["onnx::PRelu_8"] == "the weight of 1, renamed"
 
 
+def test_a_matrix_that_is_called_like_a_constant_is_told(tmp_path):
+    nodes = [
+        ("", helper.make_node("MatMul", ["x", "constant_0"], ["h"])),
+        ("", helper.make_node("MatMul", ["h", "w"], ["y"])),
+    ]
+    weights = {"constant_0": normal(3, 4), "w": normal(4, 2)}
+    path = save(tmp_path / "m.onnx", nodes, weights, [None, 3], y=[None, 2])
+    with pytest.warns(GraphgenWarning, match="constant_0 multiplies .* rename it if it is a weig"):
+        assert trained(path) == ["w"]
+
+
 def test_a_pattern_means_no_constant(norm):
     """Those of names alone do: `scale`, a scalar of a file, or a shape."""
     assert trained(norm, r"^(0|1)\.(weight|bias)|scale|steps") == ["0.weight", "1.weight", "1.bias"]

@@ -33,7 +33,8 @@ def test_help_shows_the_call_the_formula_and_the_source() -> None:
 
 def test_the_room_lists_its_operators() -> None:
     text = pydoc.plain(pydoc.render_doc(ops))
-    assert text.count("\n    softmax(x: ") == 1 and "\n    reshape(x: " in text
+    assert text.count("\n    softmax(x: ") == 1
+    assert re.search(r"\n    reshape\(\s*x: ", text)  # Python 3.13 breaks long signatures
 
 
 def test_an_operator_is_a_function_for_inspect() -> None:
