@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias, TypedDict
 import numpy as np
 
 from graphgen.display import on_screen
-from graphgen.errors import GraphgenError, near, user_line
+from graphgen.errors import GraphgenError, near, user_line, warn
 from graphgen.files import present
 from graphgen.generation.config import (
     ENDS,
@@ -309,21 +309,17 @@ def read_options(folder: Path | None, **given: Any) -> Options:
     if options.get("min_new_tokens") is not None:
         options.pop("min_length", None)  # it limits the same for the prompt and what follows
     made = Options(**options)
-    _check_effect(made, given)
+    _tell_useless(made, given)
     return made
 
 
-def _check_effect(options: Options, given: Mapping[str, Any]) -> None:
-    """Raise GraphgenError for a given option that would change nothing; a folder's may."""
-    useless = [*(_OF_DRAWS if options.temperature == 0 else ())]
-    useless += _OF_BEAMS if options.beams == 1 else ()
-    for name in useless:
+def _tell_useless(options: Options, given: Mapping[str, Any]) -> None:
+    """Warn of a given option that changes nothing; a folder's may."""
+    useless = dict.fromkeys(_OF_DRAWS if options.temperature == 0 else (), "a temperature above 0")
+    useless |= dict.fromkeys(_OF_BEAMS if options.beams == 1 else (), "beams above 1")
+    for name, lacking in useless.items():
         if given.get(name) is not None and getattr(options, name) != getattr(Options, name):
-            mend = "a temperature above 0" if name in _OF_DRAWS else "beams above 1"
-            raise GraphgenError(
-                f"generate: {name} is {given[name]!r:.100}, which changes nothing without {mend}; "
-                f"give that, or leave out {name}{user_line()}"
-            )
+            warn(f"generate: {name} changes nothing without {lacking}")
 
 
 def _words(value: Any) -> list[list[Any]]:

@@ -760,6 +760,19 @@ def test_the_context_ends_every_row(generator: Generator) -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "lacking"),
+    [({"top_k": 3}, "a temperature above 0"), ({"length_penalty": 2}, "beams above 1")],
+)
+def test_what_changes_nothing_is_told(
+    generator: Generator, options: dict[str, Any], lacking: str
+) -> None:
+    with pytest.warns(
+        gg.GraphgenWarning, match=f"{min(options)} changes nothing without {lacking}"
+    ):
+        gg.generate(generator, [[1]], max_new_tokens=2, **options)
+
+
+@pytest.mark.parametrize(
     "prompts, options, told",
     [
         ("", {}, "prompt 0 is empty"),
@@ -795,8 +808,6 @@ def test_the_context_ends_every_row(generator: Generator) -> None:
         ([1], {"early_stopping": "soon"}, "early_stopping is 'soon'"),
         (b"ab", {}, "prompt 0 is b'ab'; give a text, a list of tokens"),
         (np.array(3), {}, r"prompt 0 is array\(3\); give a text, a list of tokens"),
-        ([1], {"top_k": 3}, "top_k is 3, which changes nothing without a temperature above 0"),
-        ([1], {"length_penalty": 2}, "length_penalty is 2, which changes nothing without beams"),
     ],
 )
 def test_bad_input(generator: Generator, prompts: Any, options: Any, told: str) -> None:
