@@ -284,7 +284,7 @@ MISTAKES = (
         'layer = nn.TransformerEncoderLayer(8, 2, activation="swish")',
         None,
         ("FeedForward", "activation is 'swish'"),
-        "choose 'relu', 'gelu', 'gelu_tanh', 'quick_gelu' or 'silu'",
+        "choose 'relu', 'gelu', 'gelu_tanh', 'quick_gelu', 'silu' or 'relu2'",
     ),
     Mistake(
         "A misspelled argument of a module",
