@@ -24,6 +24,7 @@ from graphgen.graph import (
     present_inputs,
 )
 from graphgen.op import is_a
+from graphgen.operands import Array
 from graphgen.places import block_of
 
 _SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
@@ -109,10 +110,13 @@ class Program:
                     )
                 }
 
-    def _changed(self, name: str, stored: Collection[str]) -> bool:
-        """Whether something but moving went into what is called as if it had been moved."""
+    def _changed(self, name: str, stored: Mapping[str, ir.Value]) -> bool:
+        """Whether what is called as if it was moved was calculated, or holds a weight twice."""
         parts = self._made_of.get(name, set()) - {*self._names, *self._names.values(), *stored}
-        return any(not re.fullmatch(_MOVES, part) for part in parts)
+        joined = any(re.match(r"(cat|stack)(_\d+)?$", part) for part in (name, *parts))
+        return any(not re.fullmatch(_MOVES, part) for part in parts) or (
+            joined and _repeats(constant(stored[name]))
+        )
 
     def of_constants(self) -> list[str]:
         """What the file says was calculated, and of no parameter: angles, masks, cut buffers.
@@ -151,6 +155,18 @@ class Program:
             if block in self._blocks and not tied:
                 found.add(holder)
         return [name for holder, name in self._names.items() if holder in found]
+
+
+def _repeats(array: Array | None) -> bool:
+    """Whether two slices along an axis are equal, and no constants: trained, they would differ."""
+    if array is None:
+        return False
+    for axis, size in enumerate(array.shape):
+        slices = np.moveaxis(array, axis, 0).reshape(size, -1 if array.size else 0)
+        varied = [part.tobytes() for part in slices if np.unique(part).size > 1]
+        if len(varied) > len({*varied}):
+            return True
+    return False
 
 
 def expect_projections(model: ir.Model) -> None:

@@ -653,17 +653,22 @@ def test_a_parameter_that_dynamo_dropped_is_refused(tmp_path, old):
         ("mul_2", "%x, %mul_2", "lacks a.g, which torch's exporter folded"),
         ("t", "%x, %t", None),
         ("view", "%x, %view", "lacks a.g, which torch's exporter folded"),
+        ("cat", "%x, %cat", None),
+        ("stack", "%x, %stack", "lacks a.g, which torch's exporter folded"),
         ("m", "%x, %b_m", "depends on none of the"),
     ],
 )
 def test_an_operand_of_a_product_that_is_no_weight_is_not_trained(tmp_path, operand, call, problem):
-    """Unless it is called like one that was only moved."""
+    """Unless it is called like one that was only moved; the stack has one weight twice."""
     node = helper.make_node("MatMul", ["x", operand], ["y"])
+    weight = normal(4, 4)
+    if operand == "stack":
+        weight[:, 2] = weight[:, 0]
     parameters = [] if operand in ("softmax", "m") else ["a.g"]
     path = of_dynamo(
         tmp_path / "m.onnx",
         [("a", f"%y = call_function[target=torch.ops.aten.linear](args = ({call}))", node)],
-        {operand: normal(4, 4)},
+        {operand: weight},
         ["other.weight", *parameters],
     )
     model = onnx.load(path)
