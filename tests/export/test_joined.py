@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from published_seq2seq import fields
-from random_checkpoints import random_checkpoint, write_weights
+from random_checkpoints import GROUPED, random_checkpoint, write_weights
 
 import graphgen as gg
 from graphgen.commands import main
@@ -95,6 +95,17 @@ def test_what_transformers_does_not_train_is_frozen_unless_it_is_named(tmp_path)
         [bias] = [weight for weight in table if weight.name == "final_logits_bias"]
         assert bias.trained == trained
         assert trained or bias.why == "not trained in transformers"
+
+
+def test_constants_of_an_activation_are_not_trained(tmp_path):
+    """Apertus stores β and ε of xIELU beside its weights: buffers in transformers."""
+    fields = {**GROUPED, "model_type": "apertus", "num_hidden_layers": 1}
+    source = random_checkpoint(tmp_path / "apertus", fields)
+    assert main(["build", str(source), "-o", str(tmp_path / "out"), "--layout", "plain"]) == 0
+    table = gg.artifacts(tmp_path / "out", tmp_path / "art")
+    trained = {weight.name.rpartition(".")[2]: weight.trained for weight in table}
+    assert not trained["beta"] and not trained["eps"]
+    assert trained["alpha_p"] and trained["alpha_n"]
 
 
 def test_folders_and_runs_that_do_not_fit_are_one_error(folder, tmp_path, capsys):

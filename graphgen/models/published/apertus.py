@@ -1,5 +1,6 @@
 """Apertus (arXiv 2509.14233): norms of queries and keys, and an activation with weights."""
 
+from dataclasses import replace
 from typing import Any
 
 from graphgen import nn, ops
@@ -82,11 +83,7 @@ def apertus(config: Config) -> Specification:
     )
 
 
-FAMILIES = {
-    "apertus": family(
-        apertus,
-        activation="act_fn",
-        norm1="attention_layernorm",
-        norm2="feedforward_layernorm",
-    )
-}
+_FAMILY = family(
+    apertus, activation="act_fn", norm1="attention_layernorm", norm2="feedforward_layernorm"
+)
+FAMILIES = {"apertus": replace(_FAMILY, held=r".*\.act_fn\.(beta|eps)")}
