@@ -27,7 +27,7 @@ TESTS := $(HERE) and not exhaustive
 PIP := -m pip install --quiet --disable-pip-version-check --no-compile
 PIP_INSTALL := $(PIP) -c constraints.txt
 
-# Tests start hundreds of processes, each of which would compile all that it imports.
+# Each process that a test starts would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help

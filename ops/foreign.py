@@ -215,9 +215,7 @@ for _name in ("AveragePool", "GlobalAveragePool"):
     registry.register(_CONTRIB, f"QLinear{_name}", since_version=1)(_sizes_as(_name))
 registry.register(_CONTRIB, "MatMulBnb4", since_version=1)(_by_weights_of_four_bits)
 registry.register(_CONTRIB, "QEmbedLayerNormalization", since_version=1)(_embed)
-for _name in (
-    *("QuantizeLinear", "DequantizeLinear", "Trilu", "GatherND", "GridSample", "Pad", "Range"),
-):
+for _name in "QuantizeLinear DequantizeLinear Trilu GatherND GridSample Pad Range".split():
     registry.register(_CONTRIB, _name, since_version=1)(_as_standard(_name))
 for _name, _standard in (("MatMulInteger16", "MatMulInteger"), ("MaxpoolWithMask", "MaxPool")):
     registry.register(_CONTRIB, _name, since_version=1)(_as_standard(_standard))

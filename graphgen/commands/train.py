@@ -80,15 +80,18 @@ def run(options: argparse.Namespace) -> None:
         print(f"step {trainer.step}" + (f": loss {history[-1]['loss']:.4f}" if history else ""))
 
 
-_TRIES = "data tokenizer max_length pack by_length pad find_rate batch accumulate seed threads "
-_TRIES += "provider strict"
+_TRIES = """
+directory data tokenizer max_length pack by_length pad find_rate batch accumulate seed threads
+provider strict
+""".split()
+"""What --find-rate reads."""
 
 
 def _check(options: argparse.Namespace) -> None:
     """Raise GraphgenError for an option that would do nothing."""
     defaults = {action.dest: action.default for action in options.actions}
     given = [name for name in defaults if getattr(options, name) != defaults[name]]
-    others = [name for name in given if name not in ("directory", *_TRIES.split())]
+    others = [name for name in given if name not in _TRIES]
     if options.find_rate is not None and others:
         option = others[0].replace("_", "-")
         raise GraphgenError(f"--{option} has no effect with --find-rate, which only tries rates")
