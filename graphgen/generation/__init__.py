@@ -31,7 +31,8 @@ from graphgen.models.published.conversation import Conversation
 from graphgen.models.published.folder import encoded
 from graphgen.runtime import Provider
 
-_OPENED = {"strict": False, "chunk": 512}
+_CHUNK = 512
+_OPENED = {"strict": False, "chunk": _CHUNK}
 """What a Generator is opened with by default; None for the rest."""
 
 
@@ -43,7 +44,7 @@ def generate(
     threads: int | None = None,
     provider: Provider | None = None,
     strict: bool = False,
-    chunk: int = 512,
+    chunk: int = _CHUNK,
     adapter: Given | Sequence[str | None] | None = None,
     adapters: Mapping[str, Given] | None = None,
     draft: "str | os.PathLike[str] | ModelLike | Generator | None" = None,
@@ -117,7 +118,7 @@ class Generator:
         threads: int | None = None,
         provider: Provider | None = None,
         strict: bool = False,
-        chunk: int = 512,
+        chunk: int = _CHUNK,
         adapter: Given | None = None,
         adapters: Mapping[str, Given] | None = None,
         draft: "str | os.PathLike[str] | ModelLike | Generator | None" = None,
