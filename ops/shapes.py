@@ -451,7 +451,7 @@ def _check_reshape(node: ir.Node, context: ShapeInferenceContext) -> None:
         if 0 in given[axes:] and "allowzero" not in node.attributes:
             where = given.index(0, axes)
             raise ValueError(f"size {where} is 0, which keeps that of axis {where} of {axes}")
-        _check_size(x.shape, shape)
+        _check_size(x.shape, shape, isinstance(context, FileSizes))
         _note_numbers(node, x.shape, given, context)
 
 
@@ -470,11 +470,14 @@ def _note_numbers(
         context.fixed[str(names[0])] = count // rest
 
 
-def _check_size(before: Iterable[Dim], after: Iterable[Dim]) -> None:
+def _check_size(before: Iterable[Dim], after: Iterable[Dim], of_file: bool) -> None:
+    """Both have as many elements; in a file, any two have none where a size of both may be 0."""
     before, after = list(before), list(after)
     for dim in [dim for dim in after if not (isinstance(dim, int) and dim == 0)]:
         # Equal symbols cancel.
         if (at := next((i for i, d in enumerate(before) if same_dim(dim, d)), None)) is not None:
+            if of_file and not isinstance(dim, int):
+                return
             after.remove(dim)
             del before[at]
     if all(isinstance(d, int) for d in (*before, *after)):

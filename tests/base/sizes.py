@@ -449,6 +449,11 @@ SHAPED = [
         "a = Reshape (x, #[0, 0]) b = Reshape <allowzero=1> (x, #[0, 3])",
     ),
     Case(
+        "float[n, 0, 3] x, float[n, 4] z",
+        "n=0",
+        "a = Reshape (x, #[0, 5]) b = Reshape (z, #[0, 2])",
+    ),
+    Case(
         X + ", float[m] z",
         "n=5 m=2; n=1 m=4; n=2 m=1; n=2 m=8; n=3 m=3",
         "s = Shape (z) t = Concat <axis = 0> (s, #[-1]) y = Reshape (x, t) "
