@@ -131,6 +131,58 @@ def _cropped(node: ir.Node, dims: list[Any]) -> list[Any] | None:
     return [regions.shape[0], dims[1], *sizes.tolist()]
 
 
+def _looked_up(context: Any, node: ir.Node) -> None:
+    """K numbers of the dtype that is asked for, bfloat16 by default, for each index."""
+    places, y = node.inputs[1], node.outputs[0]
+    y.type = ir.TensorType(ir.DataType(node.attributes.get_int("output_dtype", 16)))
+    y.shape = None
+    if places is not None and places.shape is not None and "K" in node.attributes:
+        y.shape = ir.Shape([*places.shape, node.attributes["K"].as_int()])
+
+
+def _by_packed_weights(node: ir.Node, dims: list[Any]) -> list[Any] | None:
+    """(..., N), the second of the constant sizes of the weights, (K, N)."""
+    sizes = constant(node.inputs[2])
+    return None if sizes is None or sizes.size != 2 else [*dims[:-1], int(sizes[1])]
+
+
+def _of_words(node: ir.Node, filters: list[Any]) -> list[Any] | None:
+    """(words, features), of the filters of a convolution over the letters of each word."""
+    words = node.inputs[0]
+    return None if words is None or words.shape is None else [words.shape[0], filters[0]]
+
+
+def _routed(context: Any, node: ir.Node) -> None:
+    """(tokens, experts), of logits or, with weights of a projection, of activations."""
+    x, experts = node.inputs[0], node.inputs[1]
+    for place, y in enumerate(node.outputs):
+        source = experts if place else x
+        y.type, y.shape = None if source is None else source.type, None
+        if x is not None and x.shape is not None and experts is not None and experts.shape:
+            rows = x.shape[0] if len(x.shape) == 2 else context.new_symbolic_dim()
+            y.shape = ir.Shape([rows, experts.shape[0]])
+
+
+def _bifurcation(context: Any, node: ir.Node) -> None:
+    """The tokens, as many as agree and follow, and a number as the third input is one."""
+    for y, x in zip(node.outputs, node.inputs[1:3], strict=False):
+        if x is not None:
+            y.type, y.shape = x.type, x.shape
+    node.outputs[0].shape = ir.Shape([context.new_symbolic_dim()])
+
+
+def _with_given_pads(context: ShapeInferenceContext, node: ir.Node) -> None:
+    """ConvTranspose with constant pads, which are its third input."""
+    x, w, pads, y = *node.inputs[:3], node.outputs[0]
+    numbers = constant(pads)
+    if x is not None and w is not None and numbers is not None:
+        given = [*node.attributes.values(), ir.AttrInt64s("pads", numbers.tolist())]
+        copies = [ir.Value(type=v.type, shape=v.shape) for v in (x, w)]
+        other = ir.Node("", "ConvTranspose", copies, given)
+        infer(other, context)
+        y.type, y.shape = x.type, other.outputs[0].shape
+
+
 def _channels_last(context: ShapeInferenceContext, node: ir.Node) -> None:
     """MaxPool of images (N, ..., C)."""
     x, y = node.inputs[0], node.outputs[0]
@@ -221,17 +273,26 @@ for _name, _standard in (("MatMulInteger16", "MatMulInteger"), ("MaxpoolWithMask
     registry.register(_CONTRIB, _name, since_version=1)(_as_standard(_standard))
 for _name in ("AttnLSTM", "DynamicQuantizeLSTM"):
     registry.register(_CONTRIB, _name, since_version=1)(_as_standard("LSTM"))
-registry.register(_CONTRIB, "DynamicTimeWarping", since_version=1)(_path)
-registry.register(_CONTRIB, "MurmurHash3", since_version=1)(_hashed)
-registry.register(_CONTRIB, "NhwcMaxPool", since_version=1)(_channels_last)
-registry.register(_CONTRIB, "Unique", since_version=1)(_different)
+for _name, _rule in (
+    ("BifurcationDetector", _bifurcation),
+    ("ConvTransposeWithDynamicPads", _with_given_pads),
+    ("DynamicTimeWarping", _path),
+    ("GatherPacked", _looked_up),
+    ("MoEGroupRouter", _routed),
+    ("MurmurHash3", _hashed),
+    ("NhwcMaxPool", _channels_last),
+    ("Unique", _different),
+):
+    registry.register(_CONTRIB, _name, since_version=1)(_rule)
 for _name, _index, _change in (
     ("CDist", 0, _distances),
     ("CropAndResize", 0, _cropped),
     ("ExpandDims", 0, _with_axis),
+    ("MatMulFpQ4", 0, _by_packed_weights),
     ("NGramRepeatBlock", 1, lambda _, dims: dims),
     ("SampleOp", 0, lambda _, dims: dims),
     ("UnfoldTensor", 0, _windows),
+    ("WordConvEmbedding", 1, _of_words),
 ):
     registry.register(_CONTRIB, _name, since_version=1)(_shaped_by(_index, _change))
 for _name in ("Conv", "AveragePool", "MaxPool", "GlobalAveragePool", "GlobalMaxPool"):
