@@ -27,6 +27,9 @@ _FINE = np.linspace(0.99, 1.15, 32, dtype=np.float32)
 _LARGEST = np.array([127, 113, 101, 90, 80, 71, 64], np.float32)
 """The largest integers to try for a row of int8, until no neighbors are too large."""
 
+_LEAST = np.finfo(np.float32).smallest_subnormal
+"""The scale of a row that is so small that no scale as small as wanted is a float."""
+
 _PAIR = np.float32(128)  # 255 · 128 < 2¹⁵, the sum of two neighbors that 16 bits can hold
 
 _CHUNK, _LARGER = 1 << 15, 1 << 19  # weights at a time; the latter if columns wait for each other
@@ -114,7 +117,7 @@ def to_rows(w: Array, squares: Array | None = None, *, full_range: bool = False)
         widest = _not_zero(np.abs(rows).max(axis=1, initial=0))
         least, rest = np.full(len(rows), np.inf), np.arange(len(rows))
         for largest in _LARGEST:
-            scale = widest[rest] / largest
+            scale = np.maximum(widest[rest] / largest, _LEAST)
             exact = rows[rest] / scale[:, None]
             rounded = np.rint(exact)
             moved = np.zeros(len(rest), bool) if full_range else _fit_pairs(rounded, h)

@@ -312,6 +312,14 @@ def test_constant_and_extreme_weights(extreme: float) -> None:
         np.testing.assert_allclose(rounded.dequantized(), w, rtol=1e-5)
 
 
+def test_a_row_of_the_smallest_numbers_is_kept() -> None:
+    """A hundred and twenty-seventh of its largest is no float: what memory held was its weights."""
+    w = np.float32([[1e-44, -1e-44, 0, 4e-45], [1, 0.5, -1, 0]])
+    for full_range in (False, True):
+        kept = to_rows(w, full_range=full_range).dequantized()
+        np.testing.assert_array_equal(kept[0], w[0])
+
+
 @cache
 def made(**sizes: Any) -> ir.Model:
     sizes = {"vocabulary": 96, "features": 64, "layers": 2, "num_heads": 4, "length": 32, **sizes}
