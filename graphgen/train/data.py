@@ -161,8 +161,17 @@ class Dataset:
 
 
 def _column(column: Any) -> Column:
-    """A column whose rows are arrays: those of a list may be lists themselves, or numbers."""
-    return [*map(np.asarray, column)] if isinstance(column, (list, tuple)) else column
+    """A column whose rows are arrays: those of a list may be lists themselves, or numbers.
+
+    All have the dtype that holds each of them: that of the first would cut off 0.5 to 0.
+    """
+    found: Column = column
+    if isinstance(column, (list, tuple)):
+        found = [*map(np.asarray, column)]
+        kinds = {row.dtype for row in found}
+        if len(kinds) > 1:
+            found = [row.astype(np.result_type(*kinds)) for row in found]
+    return found
 
 
 def _length(column: Column) -> int:

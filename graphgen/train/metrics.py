@@ -86,23 +86,29 @@ def joined(arrays: Sequence[Array], padding: int) -> Array:
 def classes(output: Array, labels: Array) -> Pair:
     """The most probable classes and the right ones, of all labels that count.
 
-    Classes are along the last axis; an output of the labels' shape has one logit for each, above 0
-    for class 1.
+    Classes are along the last axis; an output of the labels' shape, or with a last axis of 1, has
+    one logit for each, above 0 for class 1.
     """
+    output, counted = _one_logit(output, labels), labels != IGNORED
     if output.shape == labels.shape:
         predicted, right = output > 0, labels > 0.5
-        return predicted.reshape(-1).astype(np.int64), right.reshape(-1).astype(np.int64)
+        return predicted[counted].astype(np.int64), right[counted].astype(np.int64)
     if output.shape[:-1] != labels.shape:
         raise GraphgenError(
             f"a metric of classes: the output is {[*output.shape]} and the labels {[*labels.shape]}"
             "; the output must have one more dimension, of classes, last or at axis 1"
         )
-    counted = labels != IGNORED
     return output.argmax(axis=-1)[counted], labels[counted]
+
+
+def _one_logit(output: Array, labels: Array) -> Array:
+    """An output of one logit for each label in the labels' shape: one class would always be 0."""
+    return output.reshape(labels.shape) if output.shape == (*labels.shape, 1) else output
 
 
 def class_counts(output: Array, labels: Array) -> Pair:
     """Of each class, how often it was right, and how often predicted or a label: int64[1, C]."""
+    output = _one_logit(output, labels)
     predicted, right = classes(output, labels)
     count = 2 if output.shape == labels.shape else output.shape[-1]
     if right.size and (right.dtype.kind not in "iu" or right.min() < 0 or right.max() >= count):
@@ -161,6 +167,8 @@ def mae(predicted: Array, labels: Array) -> float:
 
 def pearson(predicted: Array, labels: Array) -> float:
     """The correlation of numbers, in -1 to 1; 0 if either is constant."""
+    if not np.ptp(predicted) or not np.ptp(labels):
+        return 0.0  # which the difference to a rounded mean would hide
     p, t = predicted - predicted.mean(), labels - labels.mean()
     below = math.sqrt(float(p @ p) * float(t @ t))
     return float(p @ t) / below if below else 0.0

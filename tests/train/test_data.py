@@ -87,6 +87,9 @@ def test_rows_may_be_lists_and_a_column_is_no_number():
     [batch] = Dataset({"x": [[1, 2], [3]], "labels": ([4, 5], [6])}, 2, seed=None)
     np.testing.assert_array_equal(batch["x"], [[1, 2], [3, 0]])
     np.testing.assert_array_equal(batch["labels"], [[4, 5], [6, -100]])
+    [batch] = Dataset({"x": [[1, 2], [0.5]], "y": [np.int32(1), 2.5]}, 2, seed=None)
+    np.testing.assert_array_equal(batch["x"], [[1, 2], [0.5, 0]])
+    np.testing.assert_array_equal(batch["y"], [1, 2.5])
     with pytest.raises(GraphgenError, match="data has samples: x 0; "):
         Dataset({"x": np.float32(3)}, 2)
 

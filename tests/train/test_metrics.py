@@ -158,7 +158,12 @@ def test_classes_are_read_along_either_axis_and_ignored_labels_left_out(tmp_path
         assert found["accuracy"] == pytest.approx(6 / 7)
     one = np.array([[1.0], [-1.0], [2.0]]), np.array([[1], [0], [0]])
     found = sklearn_metrics.f1_score(one[1], one[0] > 0)
-    assert metrics.f1(*metrics.class_counts(*one)) == pytest.approx(found)
+    for labels_of_one in (one[1], one[1][:, 0]):
+        given = one[0], labels_of_one  # one class, which argmax takes for the right one of 0 only
+        assert metrics.f1(*metrics.class_counts(*given)) == pytest.approx(found)
+        assert metrics.accuracy(*metrics.classes(*given)) == pytest.approx(2 / 3)
+    same = np.full(3, 0.1)
+    assert metrics.pearson(same, same) == 0.0  # their mean is another number
     with pytest.raises(GraphgenError, match=r"output is \[2, 4, 3\] and the labels \[2, 5\]"):
         metrics.classes(np.moveaxis(logits, 1, -1), labels[:, [0] * 5])
     rows = [np.ones((1, 2)), np.ones((2, 3))]
