@@ -9,7 +9,9 @@ from published_decoders import fields as decoder
 from random_checkpoints import CAUSAL
 
 KINDS = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q4_K": 12}
-KINDS |= {"Q5_K": 13, "Q6_K": 14, "Q2_K": 10}
+KINDS |= {"Q5_K": 13, "Q6_K": 14}
+ODD_KINDS = {"Q2_K": 10, "Q3_K": 11, "IQ4_NL": 20, "IQ4_XS": 23, "TQ1_0": 34, "TQ2_0": 35}
+ODD_KINDS |= {"MXFP4": 39}
 
 
 def text(value: str) -> bytes:
@@ -39,7 +41,7 @@ def gguf(path: Path, fields: dict[str, Any], tensors: dict[str, tuple[str, Any, 
     for name, (kind, shape, data) in tensors.items():
         body += b"\0" * (-len(body) % 32)
         head += text(name) + struct.pack(f"<I{len(shape)}Q", len(shape), *shape[::-1])
-        head += struct.pack("<IQ", KINDS[kind], len(body))
+        head += struct.pack("<IQ", (KINDS | ODD_KINDS)[kind], len(body))
         body += data
     path.write_bytes(head + b"\0" * (-len(head) % 32) + body)
 

@@ -6,6 +6,7 @@ float64, element by element; neither knows the reader.
 
 import itertools
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +135,7 @@ def blocks(kind: str, rows: int, columns: int) -> tuple[bytes, Any]:
     return data.tobytes(), w.reshape(rows, columns)
 
 
-@pytest.mark.parametrize("kind", [k for k in KINDS if k[0] == "Q" and k != "Q2_K"])
+@pytest.mark.parametrize("kind", [k for k in KINDS if k[0] == "Q"])
 def test_a_tensor_means_what_the_format_says(kind: str, tmp_path: Path) -> None:
     data, meant = blocks(kind, 6, 512)
     gguf(tmp_path / "a.gguf", {}, {"other": ("F32", (3,), bytes(12)), "w": (kind, (6, 512), data)})
@@ -142,7 +143,9 @@ def test_a_tensor_means_what_the_format_says(kind: str, tmp_path: Path) -> None:
     assert np.abs(read - meant).max() <= 2e-7 * np.abs(meant).max()
 
 
-def checkpoints(path: Path, kind: str, *, table: str = "F32", **more: Any) -> tuple[Path, Path]:
+def checkpoints(
+    path: Path, kind: str, *, table: str = "F32", said: Mapping[str, int] = {}, **more: Any
+) -> tuple[Path, Path]:
     """A folder with a GGUF file, and one of the floats that it means."""
     floats, few, fields = path / "floats", path / "few", FIELDS | more
     random_checkpoint(floats, fields)
@@ -174,7 +177,7 @@ def checkpoints(path: Path, kind: str, *, table: str = "F32", **more: Any) -> tu
     sizes |= {"embedding_length": 256, "feed_forward_length": 512, "rope.freq_base": 10000.0}
     own = {f"{arch}.{n}": x for n, x in sizes.items()}
     own |= {f"{arch}.attention.layer_norm_rms_epsilon": fields.get("rms_norm_eps", 1e-6)}
-    own |= {"general.architecture": arch, "x.scale": 0.5, "x.numbers": [1, 2], **PIECES}
+    own |= {"general.architecture": arch, "x.scale": 0.5, "x.numbers": [1, 2], **PIECES, **said}
     gguf(few / "model.gguf", own, tensors)
     (few / "config.json").write_text(json.dumps(fields))
     return few, floats
@@ -389,6 +392,11 @@ def test_scaling_of_positions_is_compared_with_a_configuration(tmp_path: Path) -
     )
     yarn = {f"{own}type": "yarn", f"{own}factor": 4.0, f"{own}original_context_length": 64}
     yarn_file = plain._replace(fields={**plain.fields, **yarn})
+    usual = {f"{own}yarn_{n}": x for n, x in (("beta_fast", 32.0), ("ext_factor", 1.0))}
+    usual_file = plain._replace(fields={**yarn_file.fields, **usual})
+    fast = {f"{own}yarn_beta_fast": 8.0, f"{own}yarn_beta_slow": 2.0, f"{own}attn_factor": 1.0}
+    fast_file = plain._replace(fields={**yarn_file.fields, **fast})
+    turns = {"beta_fast": 8.0, "beta_slow": 2.0}
     original = {"original_max_position_embeddings": 64}
     for file, scaling, fits in (
         (plain, None, True),
@@ -402,6 +410,10 @@ def test_scaling_of_positions_is_compared_with_a_configuration(tmp_path: Path) -
         (yarn_file, {"rope_type": "yarn", "factor": 4.0}, True),
         (yarn_file, {"rope_type": "yarn", "factor": 4.0, next(iter(original)): 128}, False),
         (yarn_file, {"rope_type": "linear", "factor": 4.0}, False),
+        (yarn_file, {"rope_type": "yarn", "factor": 4.0, **turns}, False),
+        (usual_file, {"rope_type": "yarn", "factor": 4.0}, True),
+        (fast_file, {"rope_type": "yarn", "factor": 4.0, **turns}, True),
+        (fast_file, {"rope_type": "yarn", "factor": 4.0}, False),
     ):
         config = Config({**FIELDS, "rope_scaling": scaling})
         if fits:
@@ -411,6 +423,28 @@ def test_scaling_of_positions_is_compared_with_a_configuration(tmp_path: Path) -
             read_gguf(file, config)
     made = config_fields(yarn_file)
     assert made["rope_scaling"] == {"rope_type": "yarn", "factor": 4.0, **original}
+    assert config_fields(fast_file)["rope_scaling"] == made["rope_scaling"] | turns
+    for base, name, value in ((linear, "yarn_beta_fast", 8.0), (yarn_file, "attn_factor", 1.2)):
+        file = plain._replace(fields={**base.fields, f"{own}{name}": value})
+        with pytest.raises(GraphgenError, match=f"rope.scaling.{name} is not supported"):
+            config_fields(file)
+
+
+def test_a_file_of_an_embedding_model_gives_vectors_of_texts(tmp_path: Path) -> None:
+    tied = {"model_type": "qwen3", "tie_word_embeddings": True}
+    few, floats = checkpoints(tmp_path, "F32", said={"qwen3.pooling_type": 3}, **tied)
+    built = gg.build_folder(few / "model.gguf", tmp_path / "out")
+    feeds = {"input_ids": TOKENS, "attention_mask": np.ones_like(TOKENS)}
+    feeds["attention_mask"][0, 5:] = 0
+    whole = from_folder(floats, task="feature-extraction").model
+    states, found = run_plain(gg.load(built.output / "onnx" / "model.onnx"), feeds)
+    assert relative_rms(run_plain(whole, feeds)[0], states) <= 1e-6
+    last = states[[0, 1], [4, 6]]
+    assert relative_rms(last / np.linalg.norm(last, axis=1, keepdims=True), found) <= 1e-6
+    file = open_gguf(few / "model.gguf")
+    reranker = file._replace(fields={**file.fields, "qwen3.pooling_type": 4})
+    with pytest.raises(GraphgenError, match=r"qwen3.pooling_type \(4\) is not supported"):
+        config_fields(reranker)
 
 
 def test_the_tokenizer_of_a_folder_is_compared_with_that_of_the_file(tmp_path: Path) -> None:
@@ -496,6 +530,8 @@ def test_files_that_do_not_fit_are_refused_in_one_line(tmp_path: Path) -> None:
         "'blk.0.attn_x.weight' is not a tensor", data.replace(b"blk.0.attn_q.", b"blk.0.attn_x.")
     )
     number = data.index(b"blk.0.ffn_up.weight") + 19 + 4 + 16
-    refused("ffn_up.weight' [512, 256] is of type Q2_K", data[:number] + b"\n" + data[number + 1 :])
+    refused(
+        "ffn_up.weight' [512, 256] is of type IQ2_XXS", data[:number] + b"\x10" + data[number + 1 :]
+    )
     (few / "other.gguf").write_bytes(b"")
     refused("has 2 .gguf files", data)

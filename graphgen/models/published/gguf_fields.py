@@ -17,6 +17,19 @@ _OF_ROPE = ("rope_theta", "partial_rotary_factor")
 """What `rope_parameters` say, for all layers or for some."""
 
 
+POOLING = "pooling_type"
+_POOLINGS = ("", "mean", "cls", "lasttoken")
+
+
+def pooling_of(file: Gguf, arch: str) -> str | None:
+    """How an embedding model of an architecture pools, "" if it does not; None if that is unknown.
+
+    llama.cpp calls rerankers the fourth way.
+    """
+    kind = file.fields.get(f"{arch}.{POOLING}")
+    return _POOLINGS[kind] if type(kind) is int and 0 <= kind < len(_POOLINGS) else None
+
+
 class Said(NamedTuple):
     """What a file says, by the configuration's names; and those of its own fields.
 
@@ -48,6 +61,8 @@ def said_by(file: Gguf, arch: Architecture) -> Said:
         sizes = f"{own[HEADS]} heads of {own['embedding_length']} features"
         raise GraphgenError(f"{file.path} is of {sizes}; download it again") from None
     scaling = {n: own.pop(n) for n in [*own] if n.startswith(SCALING)}
+    if pooling_of(file, arch.name) is not None:
+        own.pop(POOLING)
     for name, field in arch.fields.items():
         if (value := own.pop(name, None)) is None:
             continue

@@ -52,18 +52,25 @@ def scaling_of(file: Gguf, given: dict[str, Any]) -> dict[str, Any]:
     kind, factor = given.pop("type", None), given.pop("factor", None)
     length = given.pop("original_context_length", None)
     given.pop("finetuned", None)  # a note
+    turns = {f"beta_{x}": given.pop(f"yarn_beta_{x}", None) for x in ("fast", "slow")}
+    for name in ("attn_factor", "yarn_attn_factor", "yarn_ext_factor"):
+        if given.get(name) == 1.0:  # which is its default
+            del given[name]
     if not LONG.keys().isdisjoint(file.tensors):
         given.pop("attn_factor", None)
         kind = None if kind == "longrope" else kind
     if kind is None and factor is None and not given:
         return {}
+    turns = {name: value for name, value in turns.items() if value is not None}
+    if kind != "yarn":
+        given |= {f"yarn_{name}": value for name, value in turns.items()}
     if kind not in ("linear", "yarn") or given:
         what = ", ".join(f"{SCALING}{n}" for n in given) or f"{SCALING}type {kind!r:.40}"
         raise GraphgenError(f"{file.path}: {what} is not supported; give --like DIR")
     found = {"rope_type": kind, "factor": factor}
     if kind == "yarn" and length is not None:
         found["original_max_position_embeddings"] = length
-    return found
+    return found | turns
 
 
 def check_scaling(file: Gguf, found: dict[str, Any], config: Config) -> None:
@@ -80,6 +87,10 @@ def check_scaling(file: Gguf, found: dict[str, Any], config: Config) -> None:
         kind is None or close(found.get("factor"), wanted.get("factor"))
     )
     both = found.get(length), wanted.get(length)
+    turns = {"beta_fast": 32.0, "beta_slow": 1.0} if kind == "yarn" else {}
+    same &= all(
+        close(found.get(name, value), wanted.get(name) or value) for name, value in turns.items()
+    )
     if not same or (None not in both and not close(*both)):
         scaled = found or "no rope.scaling"
         problem = f"has {scaled}, and {config.where} {wanted or 'neither linear nor yarn'}"

@@ -11,6 +11,7 @@ import numpy as np
 
 from graphgen.errors import GraphgenError
 from graphgen.models.published.gguf import Gguf, open_gguf
+from graphgen.models.published.gguf_fields import pooling_of
 from graphgen.models.published.gguf_names import config_fields
 from graphgen.models.published.gguf_splits import NFC, PLAIN, SPLITS, WHOLE
 
@@ -25,13 +26,25 @@ def folder_of(path: Path) -> Iterator[Path]:
     Raises GraphgenError for a model or a tokenizer that is not supported.
     """
     file = open_gguf(path)
-    texts = {"config.json": config_fields(file), **tokenizer_files(file)}
+    texts: dict[str, Any] = {"config.json": config_fields(file), **tokenizer_files(file)}
     texts["generation_config.json"] = _generation(file)
+    if pooling := pooling_of(file, str(file.fields["general.architecture"])):
+        texts |= _vectors_of(pooling)
     with tempfile.TemporaryDirectory(prefix=f"{path.stem}-") as name:
         for text, content in texts.items():
             written = json.dumps(content, ensure_ascii=False, indent=2)
-            (Path(name) / text).write_text(written + "\n", encoding="utf-8")
+            place = Path(name) / text
+            place.parent.mkdir(exist_ok=True)
+            place.write_text(written + "\n", encoding="utf-8")
         yield Path(name)
+
+
+def _vectors_of(pooling: str) -> dict[str, Any]:
+    """The files of a folder whose encoder's vectors are pooled and made of length 1."""
+    paths = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
+    library = "sentence_transformers.models"
+    modules = [{"type": f"{library}.{kind}", "path": path} for kind, path in paths.items()]
+    return {"modules.json": modules, "1_Pooling/config.json": {"pooling_mode": pooling}}
 
 
 def _generation(file: Gguf) -> dict[str, Any]:
