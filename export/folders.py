@@ -245,10 +245,12 @@ def write_genai(
     texts: Mapping[str, str] | None = None,
     *,
     target: TargetName = "cpu",
+    search: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a folder for onnxruntime-genai: the cache in place, and genai_config.json.
 
-    `fields` are those of config.json and generation_config.json, `texts` further files.
+    `fields` are those of config.json and generation_config.json, `search` those of how tokens are
+    chosen, and `texts` further files.
 
     Raises GraphgenError if the model's cache cannot be in place.
     """
@@ -266,12 +268,12 @@ def write_genai(
     providers: list[Any] = (
         [{target: {}}] if target in ("cuda", "webgpu") else []
     )  # the CPU is the fallback
-    config = json.dumps(_genai_config(fields, found, providers), indent=2)
+    config = json.dumps(_genai_config(fields, found, providers, search or {}), indent=2)
     return write_folder(source, out, {GENAI: found}, {"genai_config.json": config, **(texts or {})})
 
 
 def _genai_config(
-    fields: Mapping[str, Any], model: ir.Model, providers: list[Any]
+    fields: Mapping[str, Any], model: ir.Model, providers: list[Any], search: Mapping[str, Any]
 ) -> dict[str, Any]:
     """What onnxruntime-genai reads; an unknown key is an error there."""
     caches = [value for value in model.graph.inputs if CAPACITY in map(str, value.shape or ())]
@@ -294,6 +296,7 @@ def _genai_config(
     ends = ends if isinstance(ends, list) else [ends]
     if ends := [token for token in ends if 0 <= token < size]:  # genai refuses any other
         tokens["eos_token_id"] = ends[0] if len(ends) == 1 else ends
+    longest = min(lengths[0], search.get("max_length", lengths[0]))
     return {
         "model": {
             "type": "decoder",
@@ -312,7 +315,7 @@ def _genai_config(
                 "outputs": {"logits": "logits", **present},
             },
         },
-        "search": {"max_length": lengths[0], "past_present_share_buffer": True},
+        "search": {**search, "max_length": longest, "past_present_share_buffer": True},
     }
 
 

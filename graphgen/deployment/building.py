@@ -1,7 +1,7 @@
 """How a folder is made of a checkpoint or an export, step by step."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import prod
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 from rich.console import Console
 
+from graphgen.deployment.genai import search_of
 from graphgen.deployment.options import Options
 from graphgen.deployment.sources import is_gguf
 from graphgen.deployment.tuning import TUNING, Decoding, Tuning
@@ -20,7 +21,7 @@ from graphgen.export.precision import DTYPES
 from graphgen.files import read_json
 from graphgen.generation.caches import PRESENT
 from graphgen.generation.config import read_fields, unreached
-from graphgen.generation.options import UnmetError, read_options
+from graphgen.generation.options import Options as Choices, UnmetError, read_options
 from graphgen.generation.quality import Quality
 from graphgen.graph import count_nodes, parameters
 from graphgen.models.published import from_folder
@@ -107,6 +108,7 @@ class Building:
         self._options, self._path, self._output, self._folder = options, source, output, folder
         self._head = None if options.head is None else Head.read(options.head)
         self._source = _of_export(source, folder) if self._export else self._of_checkpoint()
+        self._search: dict[str, Any] = {}  # how onnxruntime-genai chooses tokens
         self._examine()
         self._tokens = windows(folder, options.text)  # (N, T); none without a text
         self._context = context(folder)
@@ -185,6 +187,9 @@ class Building:
                 asked = read_options(folder)
                 asked.fit(asked.vocabulary)
                 source.remarks.extend(filter(None, [unreached(folder)]))
+                if self._options.layout == "genai":
+                    self._search, lacking = search_of(asked)
+                    source.remarks.extend(_lacking(asked, lacking))
             except UnmetError as error:
                 source.remarks.append(f"graphgen generate refuses the folder as it stands: {error}")
             except GraphgenError as error:
@@ -285,7 +290,8 @@ class Building:
         if self._options.layout == "genai":
             [only] = self._graphs.values()
             target = self._options.target
-            write_genai(folder, output, only, read_fields(folder), texts, target=target)
+            fields, search = read_fields(folder), self._search
+            write_genai(folder, output, only, fields, texts, target=target, search=search)
         else:
             write_folder(folder, output, self._graphs, texts)
 
@@ -300,6 +306,20 @@ class _Source:
     remarks: list[str]
     packed: str = ""  # the method of a checkpoint of few bits, such as gptq
     fields: dict[str, Any] = field(default_factory=dict)  # of config.json, if they are others
+
+
+def _lacking(asked: Choices, names: Sequence[str]) -> Iterator[str]:
+    """Lines on what onnxruntime-genai does otherwise than the folder says."""
+    if names:
+        yield (
+            f"onnxruntime-genai generates without {', '.join(names)}: genai_config.json has no "
+            "place for that"
+        )
+    if not asked.eos:
+        yield (
+            "the checkpoint names no token that ends a row: onnxruntime-genai ends rows at the "
+            "padding token, or at token 0"
+        )
 
 
 def _of_export(path: Path, like: Path) -> _Source:

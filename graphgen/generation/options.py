@@ -57,7 +57,9 @@ _RANGES: dict[str, tuple[type, float, float]] = {
 }
 """The options that are numbers: their type, the least and the largest value."""
 
-_OF_DRAWS = ("top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
+OF_DRAWS = ("top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
+"""Options that change nothing where the most likely token is taken."""
+
 _OF_BEAMS = ("length_penalty", "early_stopping")
 
 _TOKENS = ("stop", "suppress_tokens", "begin_suppress_tokens", "forced_bos", "forced_eos", "eos")
@@ -315,7 +317,7 @@ def read_options(folder: Path | None, **given: Any) -> Options:
 
 def _tell_useless(options: Options, given: Mapping[str, Any]) -> None:
     """Warn of a given option that changes nothing; a folder's may."""
-    useless = dict.fromkeys(_OF_DRAWS if options.temperature == 0 else (), "a temperature above 0")
+    useless = dict.fromkeys(OF_DRAWS if options.temperature == 0 else (), "a temperature above 0")
     useless |= dict.fromkeys(_OF_BEAMS if options.beams == 1 else (), "beams above 1")
     for name, lacking in useless.items():
         if given.get(name) is not None and getattr(options, name) != getattr(Options, name):

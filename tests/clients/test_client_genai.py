@@ -6,6 +6,7 @@ there and here.
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,23 @@ def test_greedy_tokens_are_ours(kind: str, tmp_path: Path) -> None:
             ends = own[-1] in np.atleast_1d(fields["eos_token_id"])  # which it may leave out
             own = own[:-1] if ends else own
             assert own == other[: len(own)] and (ends or len(other) == STEPS)
+
+
+@pytest.mark.parametrize(
+    "said", [{"repetition_penalty": 3.0, "max_length": 30}, {"num_beams": 3}, {"min_length": 20}]
+)
+def test_it_chooses_tokens_as_the_folder_says(said: dict[str, Any], tmp_path: Path) -> None:
+    source = random_checkpoint(tmp_path / "in", CAUSAL["llama"])
+    text = json.dumps({"max_length": 25, "eos_token_id": [0, 9], **said})
+    (source / "generation_config.json").write_text(text)
+    assert main(["build", str(source), "-o", str(tmp_path / "out"), "--layout", "genai"]) == 0
+    program = re.sub(r"options.set_search_options\(.*?\n    \)", "", CLIENT, flags=re.DOTALL)
+    row = [5, 9, 2, 7]
+    [[theirs]] = json.loads(told([PYTHON, "-c", program], (str(tmp_path / "out"), [[row]], 0)))
+    found = gg.generate(tmp_path / "out", row)
+    list(found)
+    [own] = found.tokens
+    assert theirs in (own, own[:-1])  # it may leave out the token that ends a row
 
 
 ADAPTED = """

@@ -137,6 +137,37 @@ def test_the_layout_of_genai_has_the_report_beside_its_config(folder: Path) -> N
     assert {"GroupQueryAttention", "MatMulIntegerToFloat"} <= operators(out / "model.onnx")
 
 
+def test_the_layout_of_genai_chooses_tokens_as_the_folder_says(folder: Path, capsys: Any) -> None:
+    """It chose the most likely one whatever that said, without a word."""
+    out, said = folder.with_name("out"), {"eos_token_id": 3, "repetition_penalty": 1.5}
+    beams = {"num_beams": 2, "early_stopping": "never", "num_return_sequences": 2}
+    for fields, search, told in (
+        ({"max_length": 9, "top_p": 0.5}, {"max_length": 9}, ""),
+        (
+            {"do_sample": True, "top_k": 0, "top_p": 0.5, "max_new_tokens": 5, "min_p": 0.1},
+            {"do_sample": True, "temperature": 1.0, "top_k": 50, "top_p": 0.5, "max_length": 12},
+            "without max_new_tokens, min_p: ",
+        ),
+        (
+            {**beams, "min_length": 4, "stop_strings": ["w1"], "bad_words_ids": [[1]]},
+            {"num_beams": 2, "length_penalty": 1.0, "early_stopping": False, "min_length": 4}
+            | {"num_return_sequences": 2, "max_length": 12},
+            "without early_stopping, bad_words_ids, stop_strings: ",
+        ),
+    ):
+        (folder / "generation_config.json").write_text(json.dumps(said | fields))
+        assert main(["build", str(folder), "-o", str(out), "--layout", "genai"]) == 0
+        wanted = search | {"repetition_penalty": 1.5, "past_present_share_buffer": True}
+        assert json.loads((out / "genai_config.json").read_text())["search"] == wanted
+        printed = capsys.readouterr().out
+        assert told in printed and ("onnxruntime-genai" in printed) == bool(told)
+    config = json.loads((folder / "config.json").read_text()) | {"eos_token_id": None}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "generation_config.json").unlink()
+    assert main(["build", str(folder), "-o", str(out), "--layout", "genai"]) == 0
+    assert "onnxruntime-genai ends rows at the padding token" in capsys.readouterr().out
+
+
 def test_without_text_int8_is_measured_on_random_tokens(folder: Path, capsys: Any) -> None:
     _, told = build(folder, "int8")
     report = told["model.onnx"]
