@@ -7,6 +7,7 @@ each node what its call in torch had.
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 import onnx_ir as ir
@@ -214,6 +215,38 @@ def buffers_by_name(names: Collection[str]) -> dict[str, str]:
     """
     found = ((name, re.fullmatch(r"(.+)_(u|v|mask)", name)) for name in names)
     return {n: _KINDS["BUFFER"] for n, match in found if match and f"{match[1]}_orig" in names}
+
+
+def made_in_steps(graph: ir.Graph) -> set[str]:
+    """What TorchScript's exporter has calculated in several steps, and all that it made after that.
+
+    It numbers what it makes, so what a step before the last one made leaves a gap: a weight that is
+    scaled, then transposed, takes two numbers, and that of a Linear one. Sizes and equal weights
+    leave gaps, too: where one is read since the last number, nothing is known.
+    """
+    copies = [node.outputs[0] for node in graph if is_a(node, ops.identity)]
+    made = {}
+    for value in (*graph.initializers.values(), *copies):
+        if found := re.fullmatch(r"onnx::\w+_(\d+)", str(value.name)):
+            made[int(found[1])] = value
+    places = {node: at for at, node in enumerate(graph) if not is_a(node, ops.identity)}
+    read = {n: sorted(places[x] for x in v.consumers() if x in places) for n, v in made.items()}
+    unknown = {at for ats in read.values() for at in ats[1:]}
+    for node, at in places.items():
+        given = [v for v in present_inputs(node) if v.is_initializer()]
+        if any(v.meta.get(CONSTANT) or str(v.name).startswith("/") for v in given):
+            unknown.add(at)
+    products = [n for n, v in made.items() if any(is_a(x, ops.matmul) for x in v.consumers())]
+    results = (str(value.name) for node in graph for value in node.outputs)
+    ends = [int(name) for name in results if re.fullmatch(r"\d+", name)]
+    read |= {max(ends): [-1]} if ends else {}
+    start = max(ends, default=min(products, default=0))
+    for last, number in pairwise(sorted(n for n in read if n >= start)):
+        if number in products and number - last > 1 and read[last] and read[number]:
+            first, end = sorted((read[last][0], read[number][0]))
+            if unknown.isdisjoint(range(first + 1, end + 1)):
+                return {str(made[n].name) for n in products if n >= number}
+    return set()
 
 
 def in_doubt(names: Sequence[str]) -> str:

@@ -15,21 +15,16 @@ import onnx_ir as ir
 
 from graphgen.errors import GraphgenError, spelled, warn
 from graphgen.export.chosen import Chosen, Parts
+from graphgen.export.found import Found
 from graphgen.export.torch_files import (
     NO_PARAMETERS,
-    OF_CONSTANTS,
-    Program,
     beside_bases,
-    buffers_by_name,
     calculated_by_torch,
     calculated_numbers,
     in_doubt,
-    is_scripted,
-    origin_of,
 )
 from graphgen.export.uses import (
     EXPORT,
-    SCRIPTS,
     Uses,
     copies_in,
     is_fresh,
@@ -39,125 +34,15 @@ from graphgen.export.uses import (
 )
 from graphgen.export.weights import Weight, Weights
 from graphgen.graph import (
-    CONSTANT,
-    ORIGIN,
     constant,
-    fixed_values,
     is_constant_name,
     is_float,
-    parameters,
 )
 from graphgen.infer import describe
-from graphgen.ops.recurrent import STATE
 from graphgen.passes.training.adapters import ADAPTERS
-from graphgen.subgraphs import ancestors, reads
 
 Doubts: TypeAlias = Callable[[], list[str]]
 """All that has to be left out of training; asked for a refusal alone, since it compares weights."""
-
-
-class _Found:
-    """The weights of a model, and what its graph and its file say of them."""
-
-    def __init__(self, model: ir.Model) -> None:
-        graph = model.graph
-        [self.loss] = graph.outputs
-        read = reads(graph)
-        self.needed = {self.loss}.union(*(read[node] for node in ancestors(self.loss, read)))
-        self.values, self.fixed = graph.initializers, fixed_values(graph)
-        self.origin, self.tied = origin_of(model)
-        foreign = model.producer_name != "graphgen"  # ours keep their declared names
-        self.known = ORIGIN in model.metadata_props  # of gg.from_torch
-        self.scripted = is_scripted(model)
-        self.uses = {
-            n: Uses(v, foreign, self.tied.get(n, ()), known=self.known, scripted=self.scripted)
-            for n, v in self.values.items()
-            if is_float(v)
-        }
-        self.program = Program(graph, self.uses)
-        states = [v for v, what in self.fixed.items() if what.startswith(STATE)]
-        if self.scripted:
-            self.origin |= buffers_by_name(self.values)
-            for value in [v for v in states if not re.match(SCRIPTS, str(v.name))]:
-                del self.fixed[value]  # by its name in a module
-        self.states = [str(v.name) for v in states if v in self.fixed]
-        made = () if self.known else self.program.of_constants()
-        self.origin |= {n: OF_CONSTANTS for n in made if not is_fresh(self.values[n])}
-        every = {*parameters(graph), *(str(v.name) for v in states if v not in self.fixed)}
-        if self.scripted:  # it writes constants as nodes, and keeps the names of parameters alone
-            scalars = (n for n, v in self.values.items() if v.shape == () and n in self.uses)
-            every |= {
-                n
-                for n in scalars
-                if not self.values[n].meta.get(CONSTANT) and not re.match(SCRIPTS, n)
-            }
-        self.every = [name for name in self.values if name in every]
-        """The float parameters."""
-
-    def reached(self) -> list[str]:
-        """Those that the loss depends on, and that their maker would train."""
-        return [n for n in self.every if self.values[n] in self.needed and n not in self.origin]
-
-    def constants(self) -> set[str]:
-        """What no pattern means: no parameters, but for statistics, and weights in other dtypes."""
-        kinds = (ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL)
-        return {
-            n
-            for n, v in self.values.items()
-            if v.dtype in kinds
-            or (
-                n in self.uses
-                and (
-                    n not in self.every
-                    or self.uses[n].is_folded_constant
-                    or self.origin.get(n) in NO_PARAMETERS
-                )
-                and v not in self.fixed
-                and not re.search(ADAPTERS, n)
-            )
-        }
-
-    def expect_kept(self) -> None:
-        """Raise GraphgenError for buffers that each call changes, and the loss depends on."""
-        changed = [] if self.known else self.program.mutated
-        for name, value in self.values.items():
-            read = value in self.needed and value not in self.fixed
-            if read and (name in changed or self.program.made_of(name, changed)):
-                raise GraphgenError(
-                    f"artifacts: each call of the module changes {', '.join(sorted(changed))}, and "
-                    "the next one reads it; a graph keeps nothing from one call to the next: "
-                    "export the module in evaluation mode, or make it an input and an output"
-                )
-        norms = r"num_batches_tracked|running_(mean|var)"
-        gone = [n for n in changed if n not in self.values and not re.search(norms, n)]
-        if gone:
-            warn(
-                f"artifacts: each call of the module changes {listed(sorted(gone))}, which the "
-                "file no longer has: if the loss depends on it, it is trained otherwise than in "
-                f"torch; {EXPORT}"
-            )
-
-    def learned_states(self) -> list[str]:
-        """Initial states that torch's exporters have calculated, and not of constants alone."""
-        found, values, made = self.program, self.values, self.program.of_parameters()
-        torchs = self.scripted or found.parameters
-        unknown = [n for n in self.states if n not in self.origin and values[n] in self.needed]
-        return [n for n in unknown if n in made or (torchs and not is_fresh(values[n]))]
-
-    def missing(self, calculated: Sequence[str]) -> list[str]:
-        """Parameters in torch that the file lacks, among them what went into `calculated` ones."""
-        return [] if self.known else self.program.missing(calculated)
-
-    def is_weight_of_product(self, name: str) -> bool:
-        """Whether a matrix from another tool is in a product that the loss depends on."""
-        used, value = self.uses.get(name), self.values[name]
-        matrix = value.shape is not None and len(value.shape) > 1
-        return used is not None and matrix and used.in_product and value in self.needed
-
-    def several(self, name: str) -> bool:
-        """Whether a weight is that of several modules, and the file does not say that it is."""
-        used = self.uses.get(name)
-        return used is not None and not used.tied and (len(used.blocks) > 1 or bool(used.others))
 
 
 def choose_trainable(
@@ -172,7 +57,7 @@ def choose_trainable(
     be trained, or a part of what is one weight here; and for equal weights that are stored once. A
     weight that is named in full is meant.
     """
-    found = _Found(model)
+    found = Found(model)
     found.expect_kept()
     values, uses = found.values, found.uses
     beside = [n for n in values if re.search(ADAPTERS, n)] if adapters else []
@@ -253,7 +138,7 @@ def choose_trainable(
 class _Choice(NamedTuple):
     """What is trained of what was found, and by which options."""
 
-    found: _Found
+    found: Found
     wanted: Chosen | None
     kept: Chosen | None
     names: set[str]
@@ -288,7 +173,7 @@ class _Choice(NamedTuple):
 
 
 def _doubts(
-    found: _Found,
+    found: Found,
     missing: Sequence[str],
     lost: Sequence[str],
     wanted: Chosen | None,
@@ -309,7 +194,7 @@ def _doubts(
     return [n for n in open_ if (wanted is None or wanted.matches(n)) and n not in meant]
 
 
-def _expect_no_bases(found: _Found, kept: Chosen | None) -> None:
+def _expect_no_bases(found: Found, kept: Chosen | None) -> None:
     """Raise for layers that PEFT has wrapped, which it freezes, if nothing says what is trained."""
     wrapped, beside = beside_bases(found.uses)
     wrapped = [n for n in wrapped if n in found.reached() and not (kept and kept.matches(n))]
@@ -336,7 +221,7 @@ def _expect_all(
 
 
 def _check_statistics(
-    found: _Found, wanted: Chosen | None, kept: Chosen | None, doubts: Doubts
+    found: Found, wanted: Chosen | None, kept: Chosen | None, doubts: Doubts
 ) -> None:
     """Raise for what would be trained, but is stored once with an equal statistic or state."""
     for name, value in found.values.items():
@@ -353,7 +238,7 @@ def _check_statistics(
 
 def _check_trained(
     name: str,
-    found: _Found,
+    found: Found,
     names: Sequence[str],
     meant: set[str],
     wanted: Chosen | None,
@@ -398,7 +283,7 @@ def _check_trained(
 
 def _check_copies(
     copies: Mapping[str, str],
-    found: _Found,
+    found: Found,
     names: Sequence[str],
     meant: set[str],
     doubts: Doubts,
@@ -430,7 +315,7 @@ def _check_copies(
         )
 
 
-def _surely_calculated(names: Sequence[str], found: _Found) -> list[str]:
+def _surely_calculated(names: Sequence[str], found: Found) -> list[str]:
     """Those that are refused: two numbers, as masks are, may be constants, if nothing is said.
 
     A weight may begin with one number, but in a file of dynamo's, which lists all.
@@ -448,7 +333,7 @@ def _surely_calculated(names: Sequence[str], found: _Found) -> list[str]:
 
 
 def _tell_calculated(
-    names: Sequence[str], found: _Found, wanted: Chosen | None, doubts: Doubts
+    names: Sequence[str], found: Found, wanted: Chosen | None, doubts: Doubts
 ) -> None:
     """Refuse, or warn of, parameters that are lost in what an exporter has calculated of them.
 

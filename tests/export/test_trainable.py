@@ -773,6 +773,43 @@ def test_a_weight_that_torchscript_multiplied_is_not_trained(tmp_path, op, name,
     )
 
 
+@pytest.mark.parametrize(
+    ("numbers", "output", "between", "refused"),
+    [
+        ((6, 7), "5", "", ()),
+        ((6, 8), "5", "", ("onnx::MatMul_8",)),
+        ((7, 8), "5", "", ("onnx::MatMul_7", "onnx::MatMul_8")),  # either of them
+        ((7, 8), "y", "", ()),
+        ((6, 8), "5", "/Constant_output_0", ()),
+        ((6, 8), "5", "onnx::MatMul_6", ()),  # stored once for an equal one, which took number 7
+    ],
+)
+def test_a_gap_in_torchscripts_numbers_is_a_calculated_weight(
+    tmp_path, numbers, output, between, refused
+):
+    """A weight that is scaled, then transposed, takes two numbers, and that of a Linear one."""
+    first, last = names = [f"onnx::MatMul_{number}" for number in numbers]
+    weights = {first: normal(4, 4), last: normal(4, 4), "/Constant_output_0": normal(4, 4)}
+    nodes = [("/a", helper.make_node("MatMul", ["x", first], ["h"]))]
+    nodes += [("/b", helper.make_node("MatMul", ["h", between or last], [output]))]
+    if between:
+        nodes[-1][1].output[0] = "k"
+        nodes += [("/c", helper.make_node("MatMul", ["k", last], [output]))]
+    if output != "y":
+        nodes += [("/d", helper.make_node("Relu", [output], ["y"]))]
+    path = save(tmp_path / "m.onnx", nodes, weights, ["n", 4], y=["n", 4])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if not refused:
+            assert trained(path) == names
+            return
+        with pytest.raises(GraphgenError, match=f"exporter calculated {', '.join(refused)}, of"):
+            trained(path)
+        if rest := [name for name in names if name not in refused]:
+            assert trained(path, frozen=[*refused]) == rest
+        assert trained(path, names) == names
+
+
 def test_a_refusal_says_what_a_command_takes(tmp_path, capsys):
     """As Python has it, it would be a pattern of letters in brackets."""
     weights = {"a.it's": normal(4, 4), "onnx::Gemm_9": normal(4, 4)}
