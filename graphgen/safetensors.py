@@ -33,6 +33,7 @@ _DTYPES = {
     "I32": ir.DataType.INT32,
     "I16": ir.DataType.INT16,
     "I8": ir.DataType.INT8,
+    "U32": ir.DataType.UINT32,
     "U8": ir.DataType.UINT8,
     "BOOL": ir.DataType.BOOL,
     "F8_E4M3": ir.DataType.FLOAT8E4M3FN,

@@ -153,10 +153,12 @@ class Building:
             seed=options.seed,
             gguf=self._gguf,
         )
-        if found.few_bits and (options.quantize is not None or options.dtype != "fp32"):
+        changed = options.quantize is not None or options.dtype != "fp32"
+        if found.few_bits and changed and not found.again:
             name = "--dtype" if options.quantize is None else "--quantize"
             problem = f"weights of the checkpoint are in few bits ({found.few_bits})"
             raise GraphgenError(f"build {self._path}: {problem}: leave out {name}")
+        kept = "" if changed else found.few_bits
         remarks = [*found.remarks]
         if ignored := found.config.ignored:
             fields = ", ".join(ignored)
@@ -168,7 +170,7 @@ class Building:
         own = found.config.fields
         own = own if own.pop(PART_OF, None) else {}
         count = count_parameters(found.module)
-        return _Source(found.config.model_type, found.models, count, remarks, found.few_bits, own)
+        return _Source(found.config.model_type, found.models, count, remarks, kept, own)
 
     def _examine(self) -> None:
         """Look at what stands beside the weights: refuse it, or add remarks."""

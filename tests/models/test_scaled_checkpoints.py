@@ -95,6 +95,65 @@ def fours(own: Any, over: str) -> Any:
     return make
 
 
+def affine(bits: int, group: int, least: str = "biases") -> Any:
+    """MLX: w = scale q + bias, integers one after another in words."""
+
+    def make(rng: Any, rows: int, columns: int) -> Any:
+        q = rng.integers(0, 2**bits, (rows, columns))
+        scales, own = rng.standard_normal((2, rows, columns // group)).astype(np.float16)
+        wide = [np.repeat(x.astype(np.float64), group, 1) for x in (scales, own)]
+        words = packed(q, bits).view(np.uint32)
+        return {"weight": words, "scales": scales, least: own}, q * wide[0] + wide[1]
+
+    return make
+
+
+def mlx_floats(own: Any, *, four: bool = False) -> Any:
+    """FP4 and FP8 of MLX: the same bytes, as words, and bytes for the scales."""
+
+    def make(rng: Any, rows: int, columns: int) -> Any:
+        count = columns // (16 if own is E4M3 else 32)
+        scales = (rng.random((rows, count)) + 0.1).astype(own)
+        codes = rng.integers(0, 16, (rows, columns)).astype(np.uint8)
+        data, numbers = codes[:, ::2] | codes[:, 1::2] << 4, E2M1[codes]
+        if not four:
+            q = rng.standard_normal((rows, columns)).astype(E4M3)
+            data, numbers = q.view(np.uint8), q.astype(np.float64)
+        wide = np.repeat(scales.astype(np.float64), columns // count, 1)
+        data = np.ascontiguousarray(data).view(np.uint32)
+        return {"weight": data, "scales": scales.view(np.uint8)}, numbers * wide
+
+    return make
+
+
+def torchao_bytes(rng: Any, rows: int, columns: int) -> Any:
+    q, zero = rng.integers(-8, 8, (rows, columns)), rng.integers(-8, 8, (rows, columns // 32))
+    scales = rng.random(zero.shape).astype(np.float32)
+    wide = [np.repeat(x.astype(np.float64), 32, 1) for x in (scales, zero)]
+    parts = {"_weight_qdata": q.astype(np.int8), "_weight_zero_point": zero.astype(np.int8)}
+    return parts | {"_weight_scale": scales}, (q - wide[1]) * wide[0]
+
+
+def ternary(rng: Any, rows: int, columns: int) -> Any:
+    q = rng.integers(0, 3, (4, rows // 4, columns)).astype(np.uint8)
+    data = q[0] | q[1] << 2 | q[2] << 4 | q[3] << 6
+    w = (q.reshape(rows, columns).astype(np.float64) - 1) / 4
+    return {"weight": data, "weight_scale": np.float32([4])}, w
+
+
+def vectors(rng: Any, rows: int, columns: int) -> Any:
+    """AQLM: two codebooks of 256 vectors of two rows and four columns."""
+    codes = rng.integers(-128, 128, (rows // 2, columns // 4, 2)).astype(np.int8)
+    books = rng.standard_normal((2, 256, 2, 4)).astype(np.float16)
+    scales = rng.random((rows // 2, 1, 1, 1)).astype(np.float16)
+    w = np.zeros((rows, columns))
+    for i in range(rows // 2):
+        for j in range(columns // 4):
+            found = sum(books[k, int(codes[i, j, k]) % 256].astype(np.float64) for k in (0, 1))
+            w[2 * i : 2 * i + 2, 4 * j : 4 * j + 4] = found * float(scales[i, 0, 0, 0])
+    return {"codes": codes, "codebooks": books, "scales": scales}, w
+
+
 def nf4(rng: Any, rows: int, columns: int) -> Any:
     """bitsandbytes: the first of two is in the high bits; factors are rounded, too."""
     codes = rng.integers(0, 16, rows * columns)
@@ -131,6 +190,9 @@ def scheme(name: str, **weights: Any) -> dict[str, Any]:
 
 GROUPS = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3"}
+_INT4 = {"_data": "int4", "_type": "torch.dtype"}
+INTX = {"_type": "IntxWeightOnlyConfig", "_version": 2, "_data": {"weight_dtype": _INT4}}
+INTX = {"quant_method": "torchao", "quant_type": {"default": INTX}}
 CASES: dict[str, tuple[dict[str, Any], Any, bool]] = {
     "4 bits": (scheme("pack-quantized", **GROUPS), integers(4, 32), True),
     "4 bits, zero points": (scheme("pack-quantized", **GROUPS), integers(4, 32, even=False), True),
@@ -159,22 +221,50 @@ CASES: dict[str, tuple[dict[str, Any], Any, bool]] = {
     "NVFP4": (
         scheme("nvfp4-pack-quantized", num_bits=4, type="float", group_size=16),
         fours(E4M3, "weight_global_scale"),
-        False,
+        True,
     ),
     "MXFP4": (
         scheme("mxfp4-pack-quantized", num_bits=4, type="float", group_size=32),
         fours(E8M0, ""),
-        False,
+        True,
     ),
     "fp8": (FP8 | {"weight_block_size": [48, 32]}, eights("weight_scale_inv", 48, 32), False),
     "fp8, one scale": (FP8, eights("weight_scale_inv", 0, 0), False),
     "modelopt": (
         {"quant_method": "modelopt", "quant_algo": "NVFP4"},
         fours(E4M3, "weight_scale_2"),
-        False,
+        True,
     ),
     "nf4": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, nf4, False),
     "int8": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, rows_of_bytes, True),
+    **{
+        f"mlx, {bits} bits": ({"bits": bits, "group_size": group}, affine(bits, group), True)
+        for bits, group in ((2, 16), (3, 32), (4, 32), (6, 32), (8, 16))
+    },
+    "mlx, mxfp4": (
+        {"bits": 4, "group_size": 32, "mode": "mxfp4"},
+        mlx_floats(E8M0, four=True),
+        True,
+    ),
+    "mlx, nvfp4": (
+        {"bits": 4, "group_size": 16, "mode": "nvfp4"},
+        mlx_floats(E4M3, four=True),
+        True,
+    ),
+    "mlx, mxfp8": ({"bits": 8, "group_size": 32, "mode": "mxfp8"}, mlx_floats(E8M0), False),
+    "metal": (
+        {"quant_method": "metal", "bits": 4, "group_size": 32},
+        affine(4, 32, "qbiases"),
+        True,
+    ),
+    "torchao": (INTX, torchao_bytes, True),
+    "bitnet": ({"quant_method": "bitnet", "modules_to_not_convert": ["lm_head"]}, ternary, True),
+    "aqlm": (
+        {"quant_method": "aqlm", "num_codebooks": 2, "nbits_per_codebook": 8}
+        | {"in_group_size": 4, "out_group_size": 2},
+        vectors,
+        False,
+    ),
 }
 
 
@@ -183,16 +273,19 @@ def test_the_weights_are_what_the_tensors_stand_for(case: str, tmp_path: Path) -
     config, layer, kept = CASES[case]
     few, floats, _ = checkpoints(tmp_path, config, layer)
     found = from_folder(few)
-    same_weights(from_folder(floats).model, found.model)
+    minima = case == "metal" or (case.startswith("mlx") and case.endswith("bits"))
+    sums = 3e-7 * minima  # of a scale and a minimum
+    same_weights(from_folder(floats).model, found.model, sums)
     values = [v.const_value for v in found.model.graph.initializers.values()]
     assert sum(v is not None and KEPT in v.meta for v in values) == 7 * kept
     assert bool(found.few_bits) == kept
-    told = "7 weights of few bits (" + config["quant_method"]
+    told = "7 weights of few bits (" + config.get("quant_method", "mlx")
     assert any(told in line for line in found.remarks) != kept
 
 
-def test_a_folder_of_fp8_is_built_of_floats_and_may_be_quantized(tmp_path: Path) -> None:
-    few, *_ = checkpoints(tmp_path, *CASES["fp8"][:2])
+@pytest.mark.parametrize("case", ["fp8", "modelopt"])
+def test_a_folder_of_small_floats_may_be_quantized(case: str, tmp_path: Path) -> None:
+    few, *_ = checkpoints(tmp_path, *CASES[case][:2])
     out = tmp_path / "out"
     assert main(["build", str(few), "-o", str(out), "--quantize", "int4"]) == 0
     assert "quantization_config" not in (out / "config.json").read_text()
@@ -208,6 +301,11 @@ def test_a_folder_of_fp8_is_built_of_floats_and_may_be_quantized(tmp_path: Path)
         (scheme("pack-quantized", **GROUPS | {"num_bits": 9}), "num_bits is 9; it must be 2 to 8"),
         (scheme("pack-quantized", **GROUPS | {"num_bits": 8}), "which is none of [8] bits"),
         (scheme("pack-quantized", **GROUPS | {"group_size": 64}), "and groups of [64]"),
+        ({"quant_method": "hqq"}, "aqlm; its HQQLinear.dequantize() makes floats of it, which"),
+        ({"quant_method": "vptq"}, "order is that of a kernel: otherwise give the checkpoint of"),
+        ({"quant_method": "metal"}, "bits and group_size is {'bits': None,"),
+        ({"quant_method": "torchao"}, "quant_type is []; it must be one of torchao's with"),
+        ({"quant_method": "bitnet", "use_rms_norm": True}, "use_rms_norm is True; it must be"),
         ({"more": 1}, "does not have these fields: more = 1"),
     ],
 )

@@ -18,7 +18,7 @@ from graphgen.models.published.cache import in_dtype
 from graphgen.models.published.config import Config
 from graphgen.models.published.families import FAMILIES as FAMILIES, find_family as find_family
 from graphgen.models.published.family import Family
-from graphgen.models.published.few_bits import as_floats
+from graphgen.models.published.few_bits import FewBits, as_floats
 from graphgen.models.published.fresh import Fresh, Head
 from graphgen.models.published.gguf import gguf_in, open_gguf
 from graphgen.models.published.gguf_fields import check_absent
@@ -59,6 +59,7 @@ class Pretrained(NamedTuple):
     fresh: Fresh | None = None
     few_bits: str = ""  # the method of the checkpoint, if its weights are of few bits: gptq
     remarks: Sequence[str] = ()  # what it has that is not built
+    again: bool = False  # whether weights of few bits may be rounded once more
 
     @on_screen
     def __repr__(self) -> Iterator[str]:
@@ -149,7 +150,8 @@ def from_folder(
         note_held(family, module, model)
         note_modules(family, model, names)
         model.metadata_props[STORED] = noted
-    return Pretrained(models, config, module, fresh, method, remarks)
+    again = all(w.again for w in stored.values() if isinstance(w, FewBits))
+    return Pretrained(models, config, module, fresh, method, remarks, again)
 
 
 def _fresh(head: Head, family: Family, config: Config, module: Any, task: str, seed: int) -> Fresh:

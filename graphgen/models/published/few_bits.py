@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 import onnx_ir as ir
@@ -25,7 +25,12 @@ _EXPERT = re.compile(r"\.experts\.\d+\.")  # one of several that are stacked
 
 @dataclass(frozen=True)
 class FewBits(Weight, ABC):
-    """A weight (N, K) of integers: `read` gives what they mean, `blocks` the integers."""
+    """A weight (N, K) of integers: `read` gives what they mean, `blocks` the integers.
+
+    `again` says whether it may be rounded once more: where the integers stand for floats.
+    """
+
+    again: ClassVar[bool] = False
 
     def blocks(self) -> Blocks:
         """The same integers as the runtime's operator reads them. Refuses scales of NaN."""

@@ -5,14 +5,13 @@ from collections.abc import Callable
 import numpy as np
 
 from graphgen.bits import Bits, Blocks, packed as to_bytes
-from graphgen.models.published.mxfp4 import NUMBERS
+from graphgen.models.published.mxfp4 import TWICE
 from graphgen.operands import Array
 
 _UNEVEN: Array = np.array(  # of IQ4_NL and IQ4_XS, 128 larger
     [1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241], np.uint8
 )
 _EVEN = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
-_TWICE: Array = (NUMBERS * 2 + 128).astype(np.uint8)
 
 
 def _half(raw: Array, at: int) -> Array:
@@ -173,7 +172,7 @@ def _mxfp4(raw: Array, columns: int) -> Blocks:
     """w = 2ᵉ⁻¹²⁷ t[q], t the numbers of FP4; twice as large they are integers."""
     power = raw[..., 0].astype(np.int32)
     scales = np.ldexp(np.where(power == 255, np.float32(np.nan), np.float32(1)), power - 128)
-    return _made(_TWICE[_fours(raw[..., 1:], 16)], scales, 128, columns, 8)
+    return _made(TWICE[_fours(raw[..., 1:], 16)], scales, 128, columns, 8)
 
 
 FEW: dict[int, tuple[str, int, int, Callable[[Array, int], Blocks]]] = {

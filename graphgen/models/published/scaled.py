@@ -1,19 +1,21 @@
 """Weights of eight or four bits that are floats themselves, with scales: FP8 and FP4.
 
-No kernel of the runtime multiplies them on the CPU: they are read as float32, which holds each
-product of a number and its scale to a last place.
+No kernel of the runtime multiplies FP8 on the CPU: it is read as float32, which holds each product
+of a number and its scale to a last place. FP4 becomes integers.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
 import onnx_ir as ir
 
+from graphgen.bits import Blocks
 from graphgen.models.published.config import Config
-from graphgen.models.published.few_bits import Restored
-from graphgen.models.published.mxfp4 import NUMBERS
+from graphgen.models.published.few_bits import FewBits, Restored
+from graphgen.models.published.integers import in_blocks
+from graphgen.models.published.mxfp4 import TWICE
 from graphgen.operands import Array
 from graphgen.safetensors import Weight
 
@@ -60,33 +62,44 @@ def _fp8(whole: Weight, scale: Weight, counts: tuple[int, ...], sizes: list[int]
 
 
 def fp4_weight(
-    layer: str, whole: Weight, scale: Weight, over: Weight | None, *, divided: bool
+    layer: str, whole: Weight, scale: Weight, over: Weight | None, *, divided: bool | None
 ) -> tuple[Weight | None, list[str]]:
     """A weight (N, K) of FP4, (N, K / 2) bytes whose low bits come first.
 
-    Times a scale for each block along K: FP8, divided or multiplied by one `over` all, or a power
-    of 2 as a byte, as MXFP4 has it.
+    Times a scale for each block along K: FP8, divided or multiplied by one `over` all, unless that
+    is None, or a power of 2 as a byte, as MXFP4 has it.
     """
     rows, columns = whole.shape[0], 2 * whole.shape[-1]
     powers = scale.dtype in _POWERS
     fits = len(whole.shape) == len(scale.shape) == 2 and scale.shape[0] == rows
     size = columns // scale.shape[1] if fits and scale.shape[1] else 0
     one = over is not None and over.shape in ((), (1,))
-    if size != (32 if powers else 16) or columns != size * scale.shape[1] or powers == one:
+    fits &= divided is None or powers != one
+    if not fits or size != (32 if powers else 16) or columns != size * scale.shape[1]:
         what = f"{list(whole.shape)} with scales of {scale.dtype.name.lower()}{list(scale.shape)}"
         return None, [f"{layer} has a weight of four bits, {what}, which do not fit"]
     made = (whole.path, f"{layer}.weight", ir.DataType.FLOAT, (rows, columns), whole.offset)
-    return Restored(*made, make=partial(_fp4, whole, scale, over, divided)), []
+    return SmallFloats(*made, parts=(whole, scale, over), divided=bool(divided)), []
 
 
-def _fp4(whole: Weight, scale: Weight, over: Weight | None, divided: bool) -> Array:
-    codes, factors = whole.read(), _factors(scale)
-    if over is not None:
-        common = over.read().astype(np.float32).reshape(())
-        factors = factors / common if divided else factors * common
-    numbers = np.stack([NUMBERS[codes & 15], NUMBERS[codes >> 4]], -1)
-    found: Array = numbers.reshape(*factors.shape, -1) * factors[..., None].astype(np.float32)
-    return found.reshape(len(codes), -1)
+@dataclass(frozen=True)
+class SmallFloats(FewBits):
+    """A weight of FP4: twice as large, its numbers are integers of eight bits."""
+
+    parts: tuple[Weight, Weight, Weight | None] = field(kw_only=True)
+    divided: bool = field(kw_only=True)
+    again = True
+
+    def _blocks(self) -> Blocks:
+        whole, scale, over = self.parts
+        codes, factors = whole.read(), _factors(scale)
+        if over is not None:
+            common = over.read().astype(np.float32).reshape(())
+            factors = factors / common if self.divided else factors * common
+        q = np.stack([TWICE[codes & 15], TWICE[codes >> 4]], -1).reshape(self.shape)
+        zeros = np.full(factors.shape, 128, np.uint8)
+        group = self.shape[1] // factors.shape[1]
+        return in_blocks(q, zeros, factors.astype(np.float32) / 2, 8, group)
 
 
 def _factors(scale: Weight) -> Array:
