@@ -141,9 +141,7 @@ def _answers(
             raise GraphgenError(f"{where}: {problem}; both need some, and {limit or 'any'} fit")
         split.append((whole[:begin], whole[begin:]))
     right, lost, count = np.ones(len(rows), bool), 0.0, 0
-    order = sorted(range(len(rows)), key=lambda i: len(split[i][0]))
-    for at in range(0, len(order), _ROWS):
-        chosen = order[at : at + _ROWS]
+    for chosen in _together(split, limit):
         answers = [split[i][1] for i in chosen]
         longest = max(map(len, answers))
         logits = decoder.start([split[i][0] for i in chosen], longest)
@@ -159,3 +157,19 @@ def _answers(
                 given = [answer[min(step, len(answer) - 1)] for answer in answers]
                 logits = decoder.step(np.array(given))
     return right, lost / count
+
+
+def _together(split: Sequence[tuple[list[int], list[int]]], limit: int | None) -> list[list[int]]:
+    """The numbers of rows that are read at once, prompts of similar length.
+
+    All go on to the end of the longest answer, for which each prompt has to leave places.
+    """
+    found, longest = list[list[int]](), 0
+    for i in sorted(range(len(split)), key=lambda i: len(split[i][0])):
+        prompt, answer = map(len, split[i])
+        longest = max(longest, answer)  # the prompt is the longest so far
+        if not found or len(found[-1]) == _ROWS or prompt + longest > (limit or prompt + longest):
+            found.append([])
+            longest = answer
+        found[-1].append(i)
+    return found

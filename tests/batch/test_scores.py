@@ -74,7 +74,8 @@ def test_answers_are_right_where_greedy_decoding_gives_them(
     sessions = [Session(folder / "onnx" / "model.onnx", provider="cpu") for folder in decoders]
     for i in range(12):
         prompt = rng.integers(1, 200, 3 + i).tolist()
-        written = writers[i % 2]([prompt], max_new_tokens=1 + i % 3, eos=[])
+        new = 18 if i == 2 else 1 + i % 3  # for 18, longer prompts have no room in the context
+        written = writers[i % 2]([prompt], max_new_tokens=new, eos=[])
         answer = [int(step[0] or 0) for step in written]
         if i % 4 == 3:
             answer[-1] = (answer[-1] + 1) % 200
