@@ -386,8 +386,11 @@ def misfit(
         value = ir.Value(const_value=ir.tensor(x), shape=ir.Shape(x.shape))
         value.type = ir.TensorType(ir.DataType.from_numpy(x.dtype))
         values.append(value)
+    context = new_context(declared=True)
+    schema = schema_of(*node, context.get_opset_version(node[0]))
+    count = 1 if schema is None else schema.min_output
     try:
-        infer(ir.Node(*node, values, attributes), new_context(declared=True))
+        infer(ir.Node(*node, values, attributes, num_outputs=count), context)
     except GraphgenError as same:
         return same
     given = ", ".join(map(describe, values))

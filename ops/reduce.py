@@ -291,7 +291,7 @@ def cumsum(x: Tensor, axis: TensorLike, *, exclusive: int = 0, reverse: int = 0)
     along = int(np.asarray(axis).item())
     x = np.flip(np.asarray(x), along) if reverse else x
     y: Array = np.cumsum(x, along, numpy_dtype(x))
-    if exclusive:  # not y - x, which has lost what is small next to x
+    if exclusive and np.size(x):  # not y - x, which has lost what is small next to x
         y = np.insert(np.delete(y, -1, along), 0, 0, along)
     return np.flip(y, along) if reverse else y
 

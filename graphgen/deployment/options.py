@@ -90,6 +90,9 @@ class Options:
                 },
                 "--tune-for needs --tune; add that option": self.tune_for is not None
                 and not self.tune,
+                "--block-size needs --quantize int4 or weights8; add that option": scheme
+                not in ("int4", "weights8")
+                and self.block_size is not None,
                 "--accuracy-level needs --quantize int4; add that option": scheme != "int4"
                 and self.accuracy_level is not None,
                 f"--prompts {self.prompts} is for weights of four bits, and --quantize is {scheme};"

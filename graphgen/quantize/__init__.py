@@ -107,7 +107,7 @@ def quantize(
             default 16 for weights8; 64 for int4, and 128 with `calibration`.
         accuracy_level: Of int4: at 4 products round what they read to int8, in blocks; at 0 they do
             not, and most processors take up to four times as long for one row.
-        full_range: int8 weights that need a processor with an instruction for int8 (VNNI, AMX,
+        full_range: Of int8: weights that need a processor with an instruction for int8 (VNNI, AMX,
             dot products of Arm), or the session option session.x64quantprecision=1: `to_rows`.
         verify: Run each layer before and after, in its place, on random inputs; one that differs
             by more than the threshold, does not run, or ran at no sizes, stays in float.
@@ -164,8 +164,10 @@ class Quantizing:
         self.size = default if self.block_size is None else self.block_size
         one_of(self.who, BlockSize, block_size=self.size)
         one_of(self.who, AccuracyLevel, accuracy_level=self.accuracy_level)
-        if self.accuracy_level != 4 and self.scheme != "int4":
-            raise GraphgenError(f"{self.who}: accuracy_level is of int4; leave it out")
+        of = {"accuracy_level": "int4", "block_size": "int4 and weights8", "full_range": "int8"}
+        for name, schemes in of.items():
+            if getattr(self, name) != getattr(Quantizing, name) and self.scheme not in schemes:
+                raise GraphgenError(f"{self.who}: {name} is of {schemes}; leave it out")
         self.profile = profile_of(self.who, self.scheme, self.target)
         self.limit = THRESHOLDS[self.scheme] if self.threshold is None else self.threshold
 

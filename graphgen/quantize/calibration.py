@@ -34,6 +34,8 @@ class Seen:
 
     def add(self, x: Array, count: int, moments: bool) -> None:
         """Add x (n, K) of one run, and `count` of its rows to the sample."""
+        if not len(x):
+            return
         picked = np.linspace(0, len(x) - 1, count).astype(int)
         widest = int(np.abs(x).max(axis=1).argmax())  # it sets int8's range
         self.rows.append(x[np.unique([*picked, widest])])
@@ -126,5 +128,6 @@ def observed(
                 for feed in feeds:
                     for one, result in zip(seen.values(), session(feed), strict=True):
                         one.add(result.reshape(-1, result.shape[-1]), max(1, count), moments)
+            seen = {x: one for x, one in seen.items() if one.rows}
             yield from (seen for _ in range(at, end))
             at = end

@@ -65,6 +65,20 @@ def as_text(ids: Any) -> str:
     return " ".join(f"w{i}" for i in ids)
 
 
+def test_a_long_answer_is_not_read_beside_a_long_prompt(tmp_path: Path) -> None:
+    """Each row has places for itself, but the prompt none for the other's answer."""
+    fields = {"model_type": "gpt2", "vocab_size": 200, "n_embd": 16, "n_head": 2, "n_layer": 1}
+    folder = built(tmp_path, fields | {"n_positions": 12})
+    rows = [{"prompt": as_text(range(1, 11)), "answer": " w1"}]
+    rows.append({"prompt": "w1", "answer": " " + as_text(range(1, 12))})
+    both, *alone = (
+        scores(folder, folder, lines(tmp_path / "rows.jsonl", some))
+        for some in (rows, rows[:1], rows[1:])
+    )
+    lost = [one.perplexity_after for one in alone]
+    assert both.perplexity_after == pytest.approx((lost[0] * lost[1] ** 11) ** (1 / 12), rel=1e-5)
+
+
 def test_answers_are_right_where_greedy_decoding_gives_them(
     decoders: tuple[Path, Path], tmp_path: Path, capsys: Any
 ) -> None:
@@ -74,8 +88,7 @@ def test_answers_are_right_where_greedy_decoding_gives_them(
     sessions = [Session(folder / "onnx" / "model.onnx", provider="cpu") for folder in decoders]
     for i in range(12):
         prompt = rng.integers(1, 200, 3 + i).tolist()
-        new = 18 if i == 2 else 1 + i % 3  # for 18, longer prompts have no room in the context
-        written = writers[i % 2]([prompt], max_new_tokens=new, eos=[])
+        written = writers[i % 2]([prompt], max_new_tokens=1 + i % 3, eos=[])
         answer = [int(step[0] or 0) for step in written]
         if i % 4 == 3:
             answer[-1] = (answer[-1] + 1) % 200

@@ -138,6 +138,7 @@ def test_bad_options_are_one_line(folder: Path, tmp_path: Path, capsys: Any) -> 
         (folder, ["--tune", "--layout", "genai"], "--tune is for --layout plain"),
         (folder, ["--tune-for", "8"], "--tune-for needs --tune"),
         (folder, ["--accuracy-level", "0"], "--accuracy-level needs --quantize int4"),
+        (folder, ["--block-size", "32"], "--block-size needs --quantize int4 or weights8"),
         (folder, ["--tune", "--tune-for", "0x3"], "'0x3' is not TOKENS or TOKENSxROWS"),
     ):
         assert main(["build", str(source), "-o", str(tmp_path / "no"), *more]) == 2

@@ -186,6 +186,13 @@ def test_a_scan_counts_its_axis_from_the_end_too() -> None:
         )
 
 
+def test_running_sums_of_nothing_and_errors_of_several_outputs() -> None:
+    none = np.zeros((2, 0), np.float32)
+    assert ops.cumsum(none, 1, exclusive=1).shape == (2, 0)
+    with pytest.raises(GraphgenError, match=r"TopK\(float\[3\], int64\[1\]\): index 3 is out of"):
+        ops.top_k(np.float32([3, 1, 2]), [5])
+
+
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_scale_over_two_axes_is_compared_from_the_last(size: int) -> None:
     norm = TABLE["", "LayerNormalization"]

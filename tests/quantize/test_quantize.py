@@ -599,11 +599,23 @@ def test_the_gpu_has_kernels_for_int4_only() -> None:
         ("block_size is 48; choose 16, 32, 64, 128 or 256", {"scheme": "int4", "block_size": 48}),
         ("block_size is 0; choose 16, 32, 64, 128 or 256", {"scheme": "int4", "block_size": 0}),
         ("target is 'tpu'; choose", {"scheme": "int8", "target": "tpu"}),
+        ("block_size is of int4 and weights8; leave", {"scheme": "int8", "block_size": 32}),
+        ("full_range is of int8; leave", {"scheme": "int4", "full_range": True}),
     ],
 )
 def test_bad_arguments(message: str, arguments: dict[str, Any]) -> None:
     with pytest.raises(GraphgenError, match=message):
         quantize(product(weights(32, 32)), **arguments)
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4"])
+def test_runs_without_rows_calibrate_nothing(scheme: Any) -> None:
+    model = product(weights(32, 32))
+    x, none = np.ones((1, 2, 32), np.float32), np.zeros((1, 0, 32), np.float32)
+    made = [quantize(model, scheme, calibration=c) for c in ([{"x": x}], [{"x": none}, {"x": x}])]
+    assert to_bytes(made[0][0]) == to_bytes(made[1][0])
+    _, report = quantize(model, scheme, calibration=[{"x": none}])
+    assert {layer.measured_on for layer in report.layers} == {"weight"}
 
 
 def test_bad_models() -> None:

@@ -238,7 +238,7 @@ def test_cost_is_that_of_the_product_and_of_packed_weights() -> None:
     w = numbers(40, 24)
     plain = gg.build(lambda x: x @ w, x=gg.float32[6, 40])
     for scheme, packed in (("int8", 40 * 24 + 4 * 24), ("int4", 24 * 32 + 4 * 24 + 24)):
-        model, _ = quantize(plain, scheme, threshold=9.0, block_size=64)
+        model, _ = quantize(plain, scheme, threshold=9.0)
         context, product = infer_model(model), model.graph[-1]
         assert flops(product, context) == (2 * 6 * 40 * 24, 0)
         x = 6 * 40 * 4 if scheme == "int4" else 6 * 40 + 4 + 1
