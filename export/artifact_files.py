@@ -11,6 +11,7 @@ import onnx
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
+from graphgen.export.checkpoint import data_of
 from graphgen.export.partial import in_place_of
 from graphgen.export.valid import check_attributes, check_file
 from graphgen.files import read_bytes
@@ -78,7 +79,7 @@ def loss_in(training: ir.Model, path: Path) -> dict[str, Any]:
 @contextmanager
 def replaced(directory: Path) -> Iterator[Path]:
     """A new folder next to `directory`, which replaces it if all goes well."""
-    files = {TRAINING, EVAL, OPTIMIZER, CHECKPOINT}
+    files = {TRAINING, EVAL, OPTIMIZER, CHECKPOINT, data_of(Path(CHECKPOINT)).name}
     directory = Path(os.path.realpath(directory))  # a symbolic link stays
     try:
         if directory.exists() and (other := {p.name for p in directory.iterdir()} - files):

@@ -5,17 +5,22 @@ onnxruntime 1.19. Generated bindings exist only inside the onnxruntime wheel, of
 so the schema's eight small tables are written and read here by slot number. Files keep the order
 of the dictionaries; the official runtime sorts by name when it saves and looks up by name when it
 loads.
+
+A flatbuffer ends at 2 GiB. As in the official runtime, the parameters of a larger checkpoint stand
+one after another in a second file, named like the first with `.data` behind it. So do moments that
+are themselves larger, which the official runtime cannot hold.
 """
 
 import math
 import mmap
 import os
 import struct
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import flatbuffers.builder
 import flatbuffers.number_types
@@ -34,6 +39,13 @@ _kinds = _flatbuffers.number_types
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _IDENTIFIER, _VERSION, _GROUP = b"ODTC", 2, "group0"
+_ROOM = 1800 << 20  # bytes of tensors in the flatbuffer: the official runtime's own bound
+_SMALL = 64  # bytes of a tensor that stays there in any case
+_ALIGNED = 8  # bytes
+_CHECKSUM = 4
+"""The slot behind those of ModuleState, which other readers skip: the CRC-32 of the second file, so
+that the file of another checkpoint is noticed."""
+
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
@@ -85,21 +97,24 @@ class Checkpoint:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the file next to `path`, flush it to the disk, then rename it: all or nothing.
 
-        The same contents in the same order give the same bytes.
-        Raises GraphgenError for contents that the format cannot hold (2 GiB, dtypes, properties),
+        The same contents in the same order give the same bytes. With more than 1,800 MiB of
+        tensors, a second file is written, `path` with `.data` behind it.
+        Raises GraphgenError for contents that the format cannot hold (dtypes, properties),
         moments that fit no trainable parameter, or a path that cannot be written.
         """
         path = Path(path)
         self._check(path)
-        try:
-            data = _encode(self)
-        except _flatbuffers.builder.BuilderSizeError:
-            raise GraphgenError(
-                f"checkpoint {path}: the tensors exceed the 2 GiB that the format holds; "
-                "save without the optimizer's state or in a narrower dtype"
-            ) from None
-        with replacing("checkpoint", path) as [file]:
-            file.write_bytes(data)
+        if sum(array.nbytes for array in self.tensors()) <= _ROOM:
+            data = _encode(self, None)
+            with replacing("checkpoint", path) as [file]:
+                file.write_bytes(data)
+            data_of(path).unlink(missing_ok=True)  # of a larger one that stood here
+        else:
+            with (
+                replacing("checkpoint", data_of(path), path, named=True) as [second, first],
+                second.open("wb") as stream,
+            ):
+                first.write_bytes(_encode(self, _Beside(stream)))
 
     def tensors(self) -> Iterator[Array]:
         """All of them: parameters, and what the optimizer keeps of each."""
@@ -111,19 +126,11 @@ class Checkpoint:
     def load(cls, path: str | os.PathLike[str]) -> "Checkpoint":
         """Read a file written by `save` or by the official runtime; arrays are writable copies.
 
-        Raises GraphgenError if the file is missing, not a checkpoint, damaged or cut short, of
-        another version, or if it keeps its tensors elsewhere.
+        Raises GraphgenError if the file, or the one beside it, is missing, not a checkpoint,
+        damaged or cut short, of another version, or if it has no tensors.
         """
         path = Path(path)
-        try:
-            with regular(path).open("rb") as file:
-                empty = os.fstat(file.fileno()).st_size == 0  # mmap refuses an empty file
-                data = b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except OSError as error:
-            raise GraphgenError(
-                f"checkpoint {path}: cannot be read: {error.strerror}; "
-                "pass the path of an ONNX Runtime training checkpoint"
-            ) from None
+        data = _mapped(path, path)
         if data[4:8] != _IDENTIFIER:
             raise GraphgenError(
                 f"checkpoint {path}: not an ONNX Runtime training checkpoint (no 'ODTC' at byte 4);"
@@ -168,24 +175,70 @@ class Checkpoint:
                 )
 
 
+def data_of(path: Path) -> Path:
+    """The second file of a checkpoint of more than 2 GiB."""
+    return path.with_name(path.name + ".data")
+
+
+def _mapped(path: Path, first: Path) -> bytes | mmap.mmap:
+    try:
+        with regular(path).open("rb") as file:
+            empty = os.fstat(file.fileno()).st_size == 0  # mmap refuses an empty file
+            return b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        what = f"{path.name}, which has its tensors, " if path != first else ""
+        raise GraphgenError(
+            f"checkpoint {first}: {what}cannot be read: {error.strerror}; "
+            "pass the path of an ONNX Runtime training checkpoint"
+        ) from None
+
+
 # Writing. A flatbuffer is built from its leaves to its root; a field is (kind, value) at the slot
 # of its position, and 0, every field's default, is left out.
 
 _Builder = _flatbuffers.Builder
 _INT32, _INT64 = _Builder.PrependInt32Slot, _Builder.PrependInt64Slot
 _FLOAT32, _OFFSET = _Builder.PrependFloat32Slot, _Builder.PrependUOffsetTRelativeSlot
+_BOOL = _Builder.PrependBoolSlot
 
 
-def _encode(checkpoint: Checkpoint) -> memoryview:
+def _PLACE(builder: Any, slot: int, value: int, _: int) -> None:  # noqa: N802
+    """external_data_offset, the one field whose default is another: -1."""
+    builder.PrependInt64Slot(slot, value, -1)
+
+
+class _Beside:
+    """The file beside the flatbuffer, while it is written."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream, self.checksum = stream, 0
+
+    def put(self, raw: Array) -> int:
+        """Write the bytes of a tensor. Returns where they begin."""
+        for piece in (np.zeros(-self._stream.tell() % _ALIGNED, np.uint8), raw):
+            at = self._stream.tell()
+            self._stream.write(piece.data)
+            self.checksum = zlib.crc32(piece.data, self.checksum)
+        return at
+
+
+def _encode(checkpoint: Checkpoint, outside: "_Beside | None") -> memoryview:
     optimizer = checkpoint.optimizer
+    own = [*checkpoint.trainable.values(), *checkpoint.frozen.values()] if outside else []
+    inside = sum(array.nbytes for array in checkpoint.tensors()) - sum(a.nbytes for a in own)
+    moments = outside if inside > _ROOM else None
     # Growing the buffer would copy it: reserve what the tensors take, and some for each table.
-    builder = _Builder(1024 + sum(array.nbytes + 512 for array in checkpoint.tensors()))
+    count = sum(512 for _ in checkpoint.tensors())
+    builder = _Builder(1024 + count + (0 if moments else inside))
+    optimizers = [] if optimizer is None else [_optimizer(builder, optimizer, moments)]
     module = _table(
         builder,
-        (_OFFSET, _tensors(builder, checkpoint.trainable)),
-        (_OFFSET, _tensors(builder, checkpoint.frozen)),
+        (_OFFSET, _tensors(builder, checkpoint.trainable, outside)),
+        (_OFFSET, _tensors(builder, checkpoint.frozen, outside)),
+        (_BOOL, False),  # is_nominal_state
+        (_BOOL, outside is not None),
+        (_INT64, 0 if outside is None else outside.checksum),
     )
-    optimizers = [] if optimizer is None else [_optimizer(builder, optimizer)]
     root = _table(
         builder,
         (_INT32, _VERSION),
@@ -211,11 +264,11 @@ def _vector(builder: Any, tables: Sequence[int]) -> int:
     return int(builder.EndVector())
 
 
-def _tensors(builder: Any, tensors: Mapping[str, Array]) -> int:
-    return _vector(builder, [_tensor(builder, name, array) for name, array in tensors.items()])
+def _tensors(builder: Any, tensors: Mapping[str, Array], outside: _Beside | None) -> int:
+    return _vector(builder, [_tensor(builder, n, array, outside) for n, array in tensors.items()])
 
 
-def _tensor(builder: Any, name: str, array: Array) -> int:
+def _tensor(builder: Any, name: str, array: Array, outside: _Beside | None) -> int:
     try:
         data_type = ir.DataType.from_numpy(array.dtype)
     except TypeError:
@@ -227,17 +280,20 @@ def _tensor(builder: Any, name: str, array: Array) -> int:
             "hold; convert it to a little-endian number of whole bytes, such as float32"
         )
     raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    place = -1 if outside is None or raw.size <= _SMALL else outside.put(raw)
     return _table(
         builder,
         (_OFFSET, builder.CreateString(name)),
         (_OFFSET, 0),  # doc_string
         (_OFFSET, builder.CreateNumpyVector(np.array(array.shape, dtype="<i8"))),
         (_INT32, data_type.value),
-        (_OFFSET, builder.CreateNumpyVector(raw)),
+        (_OFFSET, builder.CreateNumpyVector(raw) if place < 0 else 0),
+        (_OFFSET, 0),  # string_data
+        (_PLACE, place),
     )
 
 
-def _optimizer(builder: Any, state: OptimizerState) -> int:
+def _optimizer(builder: Any, state: OptimizerState, outside: _Beside | None) -> int:
     parameters = []
     for name in state.momentum0:
         moments = {"momentum0": state.momentum0[name]}
@@ -245,7 +301,7 @@ def _optimizer(builder: Any, state: OptimizerState) -> int:
             moments["momentum1"] = state.momentum1[name]
         if state.average:
             moments["average"] = state.average[name]
-        tensors = _tensors(builder, moments)
+        tensors = _tensors(builder, moments, outside)
         parameters.append(
             _table(builder, (_OFFSET, builder.CreateString(name)), (_OFFSET, tensors))
         )
@@ -292,8 +348,8 @@ class _Record:
         self._data = data
         self._table = _flatbuffers.table.Table(data, position)
 
-    def number(self, slot: int, kind: Any) -> Any:
-        return self._table.GetSlot(4 + 2 * slot, 0, kind)
+    def number(self, slot: int, kind: Any, default: int = 0) -> Any:
+        return self._table.GetSlot(4 + 2 * slot, default, kind)
 
     def array(self, slot: int, dtype: str = "u1") -> Array:
         """The vector at `slot` as a view of the file; empty when the field is absent."""
@@ -329,18 +385,26 @@ def _decode(root: _Record, path: Path) -> Checkpoint:
         )
     module, bag = root.record(1), root.record(3)
     checkpoint = Checkpoint({})
+    data: bytes | mmap.mmap = b""
     if module is not None:
-        if module.number(2, _kinds.BoolFlags) or module.number(3, _kinds.BoolFlags):
+        if module.number(2, _kinds.BoolFlags):
             raise GraphgenError(
-                f"checkpoint {path}: its tensors are left out (nominal) or in an external file; "
-                "save the complete checkpoint in one file"
+                f"checkpoint {path}: its tensors are left out (nominal); save the complete "
+                "checkpoint"
             )
-        checkpoint.trainable = _read_tensors(module.records(0))
-        checkpoint.frozen = _read_tensors(module.records(1))
+        if module.number(3, _kinds.BoolFlags):
+            data = _mapped(data_of(path), path)
+            if module.number(_CHECKSUM, _kinds.Int64Flags) not in (0, zlib.crc32(data)):
+                raise GraphgenError(
+                    f"checkpoint {path}: {data_of(path).name} is not the file that was written "
+                    "with it, or damaged; copy both from one place"
+                )
+        checkpoint.trainable = _read_tensors(module.records(0), data)
+        checkpoint.frozen = _read_tensors(module.records(1), data)
     for group in root.records(2):
         if group.text(0) != _GROUP or checkpoint.optimizer is not None:
             raise ValueError(f"optimizer group {group.text(0)!r}, wanted one {_GROUP!r}")
-        checkpoint.optimizer = _read_optimizer(group)
+        checkpoint.optimizer = _read_optimizer(group, data)
     if bag is not None:
         entries: list[tuple[_Record, int | float | str]] = [
             *((p, int(p.number(1, _kinds.Int64Flags))) for p in bag.records(0)),
@@ -351,7 +415,7 @@ def _decode(root: _Record, path: Path) -> Checkpoint:
     return checkpoint
 
 
-def _read_tensors(records: Iterator[_Record]) -> dict[str, Array]:
+def _read_tensors(records: Iterator[_Record], data: bytes | mmap.mmap) -> dict[str, Array]:
     tensors: dict[str, Array] = {}
     for record in records:
         name, shape = record.text(0), record.array(2, "<i8").tolist()
@@ -360,11 +424,14 @@ def _read_tensors(records: Iterator[_Record]) -> dict[str, Array]:
         if min(shape, default=0) < 0:  # which reshape would infer
             raise ValueError(f"tensor {name!r} of shape {shape}")
         dtype = ir.DataType(record.number(3, _kinds.Int32Flags)).numpy()
-        tensors[name] = record.array(4).copy().view(dtype).reshape(shape)
+        raw, place = record.array(4), record.number(6, _kinds.Int64Flags, -1)
+        if place >= 0:
+            raw = np.frombuffer(data, "u1", math.prod(shape) * dtype.itemsize, place)
+        tensors[name] = raw.copy().view(dtype).reshape(shape)
     return tensors
 
 
-def _read_optimizer(group: _Record) -> OptimizerState:
+def _read_optimizer(group: _Record, data: bytes | mmap.mmap) -> OptimizerState:
     state = OptimizerState(
         step=int(group.number(1, _kinds.Int64Flags)),
         learning_rate=float(group.number(2, _kinds.Float32Flags)),
@@ -372,7 +439,7 @@ def _read_optimizer(group: _Record) -> OptimizerState:
         momentum1={},
     )
     for record in group.records(3):
-        name, moments = record.text(0), _read_tensors(record.records(1))
+        name, moments = record.text(0), _read_tensors(record.records(1), data)
         if name in state.momentum0 or not moments.keys() <= {"momentum0", "momentum1", "average"}:
             raise ValueError(f"moments {sorted(moments)} of {name!r}")
         for key, moment in moments.items():

@@ -189,7 +189,8 @@ def _large(proto: onnx.ModelProto, random: Random) -> str:
             made.output.append(last := f"chain_{i}")
         graph.output.add(name=last)
     elif kind == "sizes":
-        tensor = graph.input[0].type.tensor_type
+        first = graph.input[0] if graph.input else graph.input.add(name="none")
+        tensor = first.type.tensor_type
         for i in range(count):
             tensor.shape.dim.add(**random.choice([{"dim_value": 1}, {"dim_param": f"d{i}"}]))
     elif kind == "attributes":

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from graphgen.display import in_bytes, on_screen
+from graphgen.display import on_screen
 from graphgen.errors import GraphgenError, user_line, warn
 from graphgen.export.artifact_files import CHECKPOINT
-from graphgen.export.checkpoint import Checkpoint
+from graphgen.export.checkpoint import Checkpoint, data_of
 from graphgen.export.partial import beside, lock_of, reserve
 from graphgen.export.write import replacing
 from graphgen.files import read_bytes
@@ -93,8 +93,7 @@ class Run:
 
     def publish(self, step: int) -> None:
         """Let a kept state be that of the run."""
-        with replacing(self._who, self.checkpoint) as [file]:
-            shutil.copyfile(self.at(step), file)
+        Checkpoint.load(self.at(step)).save(self.checkpoint)
 
     def rotate(self, keep: int, last: int) -> None:
         """Remove the kept states but the last `keep`, and those after the step `last`."""
@@ -145,6 +144,7 @@ class Run:
             state = Checkpoint.load(self.best).optimizer
             if state is None or state.step > step:
                 self.best.unlink()
+                data_of(self.best).unlink(missing_ok=True)
 
     def start(self, history: History, plan: object, resumed: bool, state: Checkpoint) -> None:
         """Make the folder; one that already holds a run must be resumed.
@@ -174,11 +174,6 @@ class Run:
         self._hold()
 
     def _check_room(self, size: int) -> None:
-        if size >= 1 << 31:
-            raise GraphgenError(
-                f"{self._who}: a checkpoint of {in_bytes(size)} exceeds the 2 GiB that the format "
-                "holds; train fewer parameters, as with lora, or leave out checkpoint"
-            )
         with self._writing(), beside(self.checkpoint) as file, file.open("wb") as stream:
             reserve(stream, size)
 

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import runpy
+from collections.abc import Callable
 from pathlib import Path
 
 import flatbuffers
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from graphgen.errors import GraphgenError
+from graphgen.export import checkpoint
 from graphgen.export.checkpoint import Checkpoint, OptimizerState
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -44,7 +46,18 @@ def assert_same_tensors(actual: dict, expected: dict) -> None:
         np.testing.assert_array_equal(actual[name], array, strict=True)
 
 
-def test_round_trip(tmp_path: Path) -> None:
+@pytest.fixture
+def small_room(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flatbuffer holds few bytes, so that tensors stand in a second file, as beyond 2 GiB."""
+    monkeypatch.setattr(checkpoint, "_ROOM", request.param)
+
+
+# One file; the parameters in a second one; the moments as well.
+rooms = pytest.mark.parametrize("small_room", [1 << 30, 700, 100], indirect=True)
+
+
+@rooms
+def test_round_trip(tmp_path: Path, small_room: None) -> None:
     saved = example()
     saved.save(tmp_path / "checkpoint")
     loaded = Checkpoint.load(tmp_path / "checkpoint")
@@ -81,6 +94,42 @@ def test_same_contents_same_bytes(tmp_path: Path) -> None:
     example().save(tmp_path / "first")
     Checkpoint.load(tmp_path / "first").save(tmp_path / "second")
     assert (tmp_path / "first").read_bytes() == (tmp_path / "second").read_bytes()
+
+
+@rooms
+def test_a_second_file_has_the_bytes(tmp_path: Path, small_room: None) -> None:
+    """Each tensor of more than 64 bytes, at a multiple of 8; a smaller save removes it."""
+    saved = example()
+    saved.save(tmp_path / "checkpoint")
+    own = [array.tobytes() for array in saved.trainable.values()]
+    moments = [array.tobytes() for array in [*saved.tensors()][4:]]
+    kept = {1 << 30: [], 700: own, 100: own + moments}[checkpoint._ROOM]
+    second = tmp_path / "checkpoint.data"
+    found = second.read_bytes() if second.exists() else b""
+    assert sorted(found[at : at + 140] for at in range(0, len(found), 144)) == sorted(kept)
+    Checkpoint(W).save(tmp_path / "checkpoint")
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
+
+
+@pytest.mark.parametrize("small_room", [100], indirect=True)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda data: None, "checkpoint.data, which has its tensors, cannot be read: No such"),
+        (lambda data: b"", "checkpoint.data is not the file that was written with it, or damaged"),
+        (lambda data: data[:-8], "is not the file that was written with it, or damaged"),
+        (lambda data: data[:9] + b"!" + data[10:], "is not the file that was written with it"),
+    ],
+)
+def test_a_second_file_of_another_is_noticed(
+    tmp_path: Path, small_room: None, change: Callable[[bytes], bytes | None], message: str
+) -> None:
+    example().save(tmp_path / "checkpoint")
+    second = tmp_path / "checkpoint.data"
+    changed = change(second.read_bytes())
+    second.unlink() if changed is None else second.write_bytes(changed)
+    with pytest.raises(GraphgenError, match=message):
+        Checkpoint.load(tmp_path / "checkpoint")
 
 
 def test_save_replaces_the_file(tmp_path: Path) -> None:
@@ -138,7 +187,8 @@ print(json.dumps([parameters, dict(state.properties)]))
 
 
 @official
-def test_official_runtime_reads_and_rewrites_ours(tmp_path: Path) -> None:
+@pytest.mark.parametrize("small_room", [1 << 30, 700], indirect=True)
+def test_official_runtime_reads_and_rewrites_ours(tmp_path: Path, small_room: None) -> None:
     ours = example()
     del ours.properties["nan"]  # which equals nothing
     ours.save(tmp_path / "ours")
@@ -275,7 +325,6 @@ BAD_CONTENTS = {
     "property 'big'": Checkpoint({}, properties={"big": 2**63}),
     "property 'far'": Checkpoint({}, properties={"far": 1e39}),
     "property 'list'": Checkpoint({}, properties={"list": [1]}),
-    "exceed the 2 GiB": Checkpoint({"w": np.broadcast_to(np.float32(0), (2**29 + 1,))}),
 }
 
 

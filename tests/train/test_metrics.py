@@ -11,6 +11,7 @@ import pytest
 import graphgen as gg
 from graphgen import commands, nn, ops
 from graphgen.errors import GraphgenError
+from graphgen.export import checkpoint
 from graphgen.export.checkpoint import Checkpoint
 from graphgen.train import Trainer, metrics
 from graphgen.train.callbacks import Callback, CsvLog, TensorBoard, Wandb
@@ -311,7 +312,11 @@ def test_a_log_whose_package_is_missing_is_one_error(folder, monkeypatch):
             fit(trainer(folder), batches(1), callbacks=[log])
 
 
-def test_earlier_states_are_kept_and_gone_back_to(folder, tmp_path):
+@pytest.mark.parametrize("files", [1, 2])
+def test_earlier_states_are_kept_and_gone_back_to(folder, tmp_path, monkeypatch, files):
+    """Also where a state is two files, as those of more than 2 GiB are."""
+    if files == 2:
+        monkeypatch.setattr(checkpoint, "_ROOM", 64)
     data, run, options = batches(3), tmp_path / "run", {"save_every": 2, "keep": 2}
     options |= {"evaluate": data, "evaluate_every": 1}
     whole = trainer(folder)
@@ -320,6 +325,8 @@ def test_earlier_states_are_kept_and_gone_back_to(folder, tmp_path):
     one = fit(trainer(folder), data, steps=9, checkpoint=run, resume=8, **options)
     assert one == wanted
     assert sorted(path.name for path in run.glob("step-*")) == ["step-8", "step-9"]
+    for place in (run, run / "best", run / "step-8"):
+        assert len([*place.glob("checkpoint*")]) == files
     with pytest.raises(GraphgenError, match=r"resume=5, but of the steps of .* are kept: 8, 9"):
         fit(trainer(folder), data, steps=9, checkpoint=run, resume=5, **options)
     (run / "step-8").rename(run / "step-4")

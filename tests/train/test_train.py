@@ -589,13 +589,6 @@ def test_no_run_begins_without_room_for_its_checkpoint(command, tmp_path, capsys
     assert (tmp_path / "run").exists() == made and not [*tmp_path.glob("run/*")]
 
 
-def test_no_run_begins_whose_checkpoint_exceeds_the_format(tmp_path):
-    huge = np.broadcast_to(np.float32(0), (1 << 29,))
-    with pytest.raises(GraphgenError, match=r"a checkpoint of 2.*exceeds the 2 GiB"):
-        Run(tmp_path / "run", "fit").start(History(), {}, False, Checkpoint({"w": huge}))
-    assert not (tmp_path / "run").exists()
-
-
 def test_two_runs_never_write_to_one_folder(folder, tmp_path):
     options = {"checkpoint": tmp_path / "run", "steps": 2}
     other = Run(tmp_path / "run", "other")
