@@ -343,14 +343,31 @@ def shape_of_operands(node: ir.Node) -> Rewrite | None:
         if any(map(is_rounded, made.outputs[0].shape or ())):
             return None  # of blocks, whose number is the same only while it has one name
     attributes = read_attributes(_shape, node)
-    wanted = None if isinstance(dims, Miss) else (dims or [])[slice(*attributes.values())]
-    if not wanted or (len(wanted) > 1 and not is_a(made, *PRODUCTS)):
+    places = slice(*attributes.values())
+    wanted = None if isinstance(dims, Miss) else (dims or [])[places]
+    if isinstance(dims, Miss):
+        sizes = [_repeated_batch(made, axis) for axis in range(*places.indices(len(views[0].dims)))]
+    elif not wanted or (len(wanted) > 1 and not is_a(made, *PRODUCTS)):
         return None
-    sizes = [_size_along(leaves(d), views) for d in wanted]
+    else:
+        sizes = [_size_along(leaves(d), views) for d in wanted]
     if None in sizes or all(isinstance(size, int) for size in sizes):
         return None
     ends = [view.source for view in views]
     return Rewrite(sizes_vector(*sizes), ends, "sizes of operands", may_share=True)
+
+
+def _repeated_batch(product: ir.Node, axis: int) -> Any:
+    """The size of a leading axis of a product, where one operand may be repeated to the other."""
+    operands, y = present_inputs(product), product.outputs[0].shape
+    ranks = {len(x.shape or ()) for x in operands}
+    if not is_a(product, matmul) or y is None or ranks != {len(y)} or axis >= len(y) - 2:
+        return None
+    here = [x for x in operands if x.shape is not None and same_dim(x.shape[axis], y[axis])]
+    if here:
+        return dim(adopt(here[0]), axis)
+    a, b = (sizes_vector(dim(adopt(x), axis)) for x in operands)
+    return size_from(where(equal(a, 1), b, a))
 
 
 def _size_along(axes: Dim, views: Sequence[View]) -> Any:

@@ -270,6 +270,27 @@ def test_the_shape_of_a_product_that_may_broadcast_stays() -> None:
         assert run_plain(model, feeds)[0].tolist() == [4, 3, 5]
 
 
+def test_batches_that_are_cut_lend_theirs_to_a_product_that_may_repeat_them() -> None:
+    """So that nothing but the softmax reads the scores of an attention."""
+    shape = TABLE["", "Shape"]
+
+    def body(q: Any, k: Any, n: Any, m: Any) -> Any:
+        q, k = ops.exp(ops.slice_(q, [0], n, [0])), ops.exp(ops.slice_(k, [0], m, [0]))
+        scores = q @ ops.swap_last(k)
+        y = ops.softmax(scores) @ k
+        return y, shape(scores, start=0, end=1), shape(y, start=0, end=2)
+
+    inputs = {"q": gg.float32["a", 2, 3, 8], "k": gg.float32["b", 2, 5, 8]}
+    model = as_in_a_file(body, **inputs, n=gg.int64[1], m=gg.int64[1])
+    best = gg.optimize(model, target="cpu")
+    assert best.report.fused()["attention"] == 1
+    for n, m in ((1, 4), (4, 1), (3, 3)):
+        feeds = {"q": np.ones((4, 2, 3, 8), "f"), "k": np.ones((5, 2, 5, 8), "f")}
+        feeds |= {"n": np.array([n]), "m": np.array([m])}
+        for wanted, got in zip(run_plain(model, feeds), run_plain(best.model, feeds), strict=True):
+            np.testing.assert_allclose(got, wanted, rtol=1e-5)
+
+
 def test_an_expansion_that_may_repeat_stays() -> None:
     model = as_in_a_file(
         lambda x, y: ops.exp(ops.expand(x, ops.shape(y))),
