@@ -274,6 +274,7 @@ class _Work:
 
     def _counted(self, row: Row, path: Path, model: ir.Model | None) -> Row:
         """The row with the node count of its file, and the costs of its model in each phase."""
+        row.decode = Figures() if len(self.found.dims) > 1 else None
         row.nodes = sum(not has(n, Trait.CONSTANT) for n in maps.load(path).graph.all_nodes())
         if model is not None:
             row.parameters = sum(cost.elements(v) for v in parameters(model.graph).values())

@@ -185,10 +185,14 @@ def _problems(report: Report) -> Cells:
     ]
 
 
+_NONE = dict.fromkeys(("latency_ms", "ratio", "verdict", "error"))
+"""The figures of a phase that a row has none of."""
+
+
 def _cells(row: dict[str, Any], phases: Sequence[str]) -> dict[str, str]:
     """The cells by their columns: first what decides, then what explains it."""
     cells, intervals, errors = {"": row["name"]}, {}, []
-    for phase, figures in zip(phases, [row, row["decode"] or row], strict=False):
+    for phase, figures in zip(phases, [row, row["decode"] or _NONE], strict=False):
         x, ratio = figures["latency_ms"], figures["ratio"]
         compared = ratio if row["kind"] != "baseline" else None
         cells[f"{phase} ms".strip()] = _ms(x["median"]) if x else ""

@@ -70,8 +70,12 @@ def diff_reports(a: Mapping[str, Any], b: Mapping[str, Any], names: tuple[str, s
 
 
 def _read(report: Mapping[str, Any], name: str) -> tuple[dict[str, Figures], Figures]:
-    """The figures of each row, with a decode step in a row of its own, and those of the last."""
-    rows, times, result = dict[str, Figures](), Counter[str](), Figures()
+    """The figures of each row, with a decode step in a row of its own, and those of the result.
+
+    That is the last row of the pipeline, or else the file that `compare --against` named: what
+    other optimizers make comes behind both.
+    """
+    rows, times, ends = dict[str, Figures](), Counter[str](), dict[bool, Figures]()
     try:
         for row in report["rows"] if "rows" in report else report["passes"]:
             own = str(row["name"])
@@ -80,12 +84,14 @@ def _read(report: Mapping[str, Any], name: str) -> tuple[dict[str, Figures], Fig
             rows[own] = _figures(row)
             if row.get("decode"):
                 rows[f"{own}, decode"] = _figures(row["decode"])
-            if row.get("kind") in (None, "cumulative", "other"):
-                result = rows[own]
+            if row.get("kind") in (None, "cumulative"):
+                ends[True] = rows[own]
+            elif row["kind"] == "other":
+                ends.setdefault(False, rows[own])
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         wanted = "what `compare --json` or `optimize --report` wrote"
         raise GraphgenError(f"diff: {name} is not {wanted}: {error!r}") from error
-    return rows, result
+    return rows, ends.get(True, ends.get(False, Figures()))
 
 
 def _figures(row: Mapping[str, Any]) -> Figures:

@@ -403,6 +403,25 @@ def test_other_optimizers_are_rows(monkeypatch):
     jsonschema.validate(found.to_json(), SCHEMA)
 
 
+def test_a_decode_step_is_measured_of_a_file_that_only_the_runtime_reads(monkeypatch):
+    """Its columns had the figures of the prefill."""
+
+    def others(source, folder, target, stop):
+        yield "the same", gg.export(gg.load(source), folder / "same.onnx")
+
+    def load(path):
+        raise GraphgenError("no operator is known")
+
+    monkeypatch.setattr(compare, "optimized_by_others", others)
+    monkeypatch.setattr(compare, "load", load)
+    sizes, how = {"batch": 1, "sequence": 4, "past": 3}, {"kinds": ["other"], "seconds": 0.01}
+    found = gg.compare(
+        FIXTURES / CACHED, dims=sizes, threads=1, passes=["canonicalize"], **how
+    ).rows[-1]
+    assert found.name == "the same" and found.flops is None
+    assert found.decode.latency_ms and found.decode.latency_ms != found.latency_ms
+
+
 def test_a_slow_pipeline_fails_the_gate(tmp_path):
     """A file that does four times the work is slower; the baseline against itself is not."""
     with_more = block(features=64)
