@@ -1,6 +1,6 @@
 """Weights as small integers, in numpy: with a scale per row (int8), or one per block."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
@@ -17,6 +17,10 @@ Bits: TypeAlias = Literal[4, 8]
 KEPT = "graphgen.blocks"
 """Metadata of a tensor that was stored in few bits: a function that makes its `Blocks`, and whether
 it is (N, K), as they are."""
+
+STACKED = "graphgen.stacked"
+"""Metadata of a tensor of several matrices that were stored in few bits: a function that makes the
+`Blocks` of each, or None where matrices were joined that have blocks of several forms."""
 
 _RATIOS = np.linspace(0.6, 1.1, 12, dtype=np.float32)
 """The shares of a block's range to try: below 1, its largest weights are clipped."""
@@ -93,6 +97,28 @@ class Blocks:
             steps = np.rint(left.reshape(*scales.shape[:2], -1) / scales * np.float32(16)) + 8
             rest[part] = packed(np.clip(steps, 0, 15).astype(np.uint8), 4)
         return replace(self, rest=rest)
+
+
+def joined(parts: Sequence[Blocks], *, alternate: bool) -> Blocks | None:
+    """The rows of several, one after the other, or one of each in turn.
+
+    None if their blocks have several forms, minima, or columns in another order.
+    """
+    forms = {(p.columns, p.bits, p.integers.shape[1:], p.zero_points.shape[1:]) for p in parts}
+    plain = all(p.order is p.shift is p.rest is None for p in parts)
+    if len(forms) != 1 or not plain:
+        return None
+
+    def join(arrays: Sequence[Array]) -> Array:
+        rows: Array = np.concatenate(arrays)
+        if alternate:
+            rows = np.stack(arrays, 1).reshape(rows.shape)
+        return rows
+
+    integers, scales, zeros = (
+        join([getattr(p, name) for p in parts]) for name in ("integers", "scales", "zero_points")
+    )
+    return Blocks(integers, scales, zeros, parts[0].columns, parts[0].bits)
 
 
 def to_rows(w: Array, squares: Array | None = None, *, full_range: bool = False) -> Rows:

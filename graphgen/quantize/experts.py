@@ -1,14 +1,15 @@
 """Experts in four bits: both weights of all experts, which one operator multiplies."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
 
 from graphgen import ops
-from graphgen.bits import Blocks, to_blocks
+from graphgen.bits import Blocks, joined, to_blocks
 from graphgen.errors import GraphgenError
 from graphgen.graph import bytes_of, constant, present_inputs
 from graphgen.infer import describe
@@ -22,6 +23,9 @@ from graphgen.targets import Target
 from graphgen.value import Value, adopt
 from graphgen.version import minor
 
+Stack: TypeAlias = Callable[[], Iterable[Blocks | None]]
+"""Makes the blocks of the weight of each expert."""
+
 _FIRST = (1, 32)  # version whose kernel of the operator was compared with its body
 _SMALLEST = 16  # block
 _WEIGHTS = (2, 4)  # which inputs of the operator
@@ -33,6 +37,11 @@ def experts_of(model: ir.Model) -> Iterator[ir.Node]:
     return (node for node in model.graph.all_nodes() if is_a(node, ops.mixture_of_experts))
 
 
+def weights_of(node: ir.Node) -> list[ir.Value]:
+    """Both weights of experts."""
+    return [value for index in _WEIGHTS if (value := node.inputs[index]) is not None]
+
+
 def chooses_experts(scores: ir.Value) -> bool:
     """Whether experts are chosen by these scores."""
     return any(is_a(use.node, ops.mixture_of_experts) and use.idx == 1 for use in scores.uses())
@@ -41,22 +50,20 @@ def chooses_experts(scores: ir.Value) -> bool:
 def layers_of(node: ir.Node, scheme: str) -> list[Layer]:
     """A layer for each weight, with the bytes that it has in float."""
     found = []
-    for index in _WEIGHTS:
-        value = node.inputs[index]
-        tensor = None if value is None else value.const_value
+    for value in weights_of(node):
+        tensor = value.const_value
         shape = () if tensor is None else tuple(tensor.shape.numpy())
         size = 0 if tensor is None else bytes_of(tensor)
-        name = str(value and value.name)
+        name = str(value.name)
         found.append(Layer(name, where_is(node), node.op_type, shape, scheme, 0.0, "weight", size))
     return found
 
 
 def obstacle(node: ir.Node, scheme: str, profile: Target) -> str:
     """Why experts stay in float, or ""."""
-    weights = [node.inputs[index] for index in _WEIGHTS]
-    for value in weights:
-        tensor = None if value is None else ir.convenience.get_const_tensor(value)
-        if value is None or tensor is None or value.is_graph_input():
+    for value in weights_of(node):
+        tensor = ir.convenience.get_const_tensor(value)
+        if tensor is None or value.is_graph_input():
             return f"its weight is {describe(value)}, not a constant"
         if tensor.dtype is not ir.DataType.FLOAT or len(tensor.shape) != 3 or not tensor.size:
             return f"its weight is {describe(value)}, not float32 of three dimensions"
@@ -108,32 +115,66 @@ def treat(
         layer.bytes_after = sum(array.nbytes for array in arrays.values())
         made.append({role: Value(keep(f"{layer.name}_{role}", x)) for role, x in arrays.items()})
 
-    def rewrite() -> Rewrite:
-        given: list[Any] = [None if v is None else adopt(v) for v in [*node.inputs, None][:6]]
-        x, scores, _, inner_bias, _, outer_bias = given
-        inner, outer = made
-        attributes = read_attributes(ops.mixture_of_experts, node)
-        normalized = attributes["normalize_routing_weights"]
-        y = quantized_experts(
-            x,
-            scores,
-            inner["int4"],
-            inner["scale"],
-            inner_bias,
-            outer["int4"],
-            outer["scale"],
-            outer_bias,
-            inner_zeros=inner["zero_point"],
-            outer_zeros=outer["zero_point"],
-            weights=None if normalized else ops.softmax(scores),  # else the kernel normalizes
-            block_size=size,
-            accuracy_level=level,
-            **attributes,
-        )
-        errors = ", ".join(f"{layer.error:.3g}" for layer in layers)
-        return Rewrite(y, present_inputs(node), f"int4, relative errors of its weights {errors}")
+    errors = ", ".join(f"{layer.error:.3g}" for layer in layers)
+    why = f"int4, relative errors of its weights {errors}"
+    return layers, partial(_rewritten, node, made, size, level, why)
 
-    return layers, rewrite
+
+def kept(
+    node: ir.Node, stacks: Sequence[Stack], level: int, keep: Callable[[str, Array], ir.Value]
+) -> tuple[list[Layer], Refusal | Callable[[], Rewrite]]:
+    """The layers of experts that were stored in four bits, and their rewrite as they are.
+
+    Or why they become floats. `stacks` make the blocks of both weights.
+    """
+    layers, found = layers_of(node, "4 bits"), list[dict[str, Value]]()
+    sizes = set[int]()
+    for layer, stack in zip(layers, stacks, strict=True):
+        parts = [*stack()]
+        blocks = [part for part in parts if part is not None]
+        whole = joined(blocks, alternate=False) if len(blocks) == len(parts) else None
+        if whole is None or whole.bits != 4:
+            what = "eight" if whole else "minima, an order of columns, or several forms of"
+            return layers, Refusal(f"no kernel of experts reads {what} bits of {layer.name}")
+        sizes.add(whole.integers.shape[2] * 2)
+        if whole.columns % max(sizes):
+            return layers, Refusal(f"{layer.name} has rows that are not whole blocks")
+        arrays = {role: getattr(whole, field) for role, field in _FIELDS.items()}
+        arrays = {role: x.reshape(*layer.shape[:2], -1) for role, x in arrays.items()}
+        layer.bytes_after = sum(array.nbytes for array in arrays.values())
+        found.append({role: Value(keep(f"{layer.name}_{role}", x)) for role, x in arrays.items()})
+    if len(sizes) > 1:
+        return layers, Refusal(f"the blocks of both weights have {sorted(sizes)} weights")
+    why = "4 bits, as the checkpoint has them"
+    return layers, partial(_rewritten, node, found, sizes.pop(), level, why)
+
+
+def _rewritten(
+    node: ir.Node, made: Sequence[Mapping[str, Value]], size: int, level: int, why: str
+) -> Rewrite:
+    """The node as one whose weights are these integers."""
+    given: list[Any] = [None if v is None else adopt(v) for v in [*node.inputs, None][:6]]
+    x, scores, _, inner_bias, _, outer_bias = given
+    inner, outer = made
+    attributes = read_attributes(ops.mixture_of_experts, node)
+    normalized = attributes["normalize_routing_weights"]
+    y = quantized_experts(
+        x,
+        scores,
+        inner["int4"],
+        inner["scale"],
+        inner_bias,
+        outer["int4"],
+        outer["scale"],
+        outer_bias,
+        inner_zeros=inner["zero_point"],
+        outer_zeros=outer["zero_point"],
+        weights=None if normalized else ops.softmax(scores),  # else the kernel normalizes
+        block_size=size,
+        accuracy_level=level,
+        **attributes,
+    )
+    return Rewrite(y, present_inputs(node), why)
 
 
 def _in_blocks(who: str, name: str, weight: Array, size: int) -> Blocks:

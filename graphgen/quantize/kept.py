@@ -1,11 +1,12 @@
 """Weights that a checkpoint already has in few bits, written into the graph as they are."""
 
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import onnx_ir as ir
 
-from graphgen.bits import KEPT, Blocks
+from graphgen.bits import KEPT, STACKED, Blocks
 from graphgen.graph import ModelLike, bytes_of, model_in
 from graphgen.match import Engine, Pass, PassReport, Refusal, Rewrite, run_passes
 from graphgen.model import readable
@@ -20,6 +21,14 @@ from graphgen.quantize import (
     total_bytes,
 )
 from graphgen.quantize.effect import Layer, Report
+from graphgen.quantize.experts import (
+    Stack,
+    experts_of,
+    kept as kept_experts,
+    layers_of,
+    obstacle,
+    weights_of,
+)
 from graphgen.quantize.sites import Site, product, reads_rows, rows, site_at
 from graphgen.quantize.spool import Spool
 from graphgen.targets import TargetName
@@ -44,6 +53,11 @@ def keep_bits(
     }
     report = Report(method, str(target), 0.0, total_bytes(model))
     spool = Spool("keep_bits")
+    stacks = {
+        value: value.const_value.meta[STACKED]
+        for value in model.graph.initializers.values()
+        if value.const_value is not None and STACKED in value.const_value.meta
+    }
     groups: dict[ir.Value, list[Site]] = {}
     for node in model.graph.all_nodes():
         site = site_at(node, kept)
@@ -94,6 +108,15 @@ def keep_bits(
                 settle(layer, next((s for s in found if s.node is site.end), None))
                 report.layers.append(layer)
             done.sites += found
+        for node in [*experts_of(model)]:
+            layers, outcome = _experts(model.graph, node, stacks, target, spool)
+            found = engine.run("quantize", model, rules_of({node: outcome}), nodes=[node]).sites
+            for layer in layers:
+                settle(layer, next(iter(found), None))
+                if layer.scheme == "float":
+                    layer.bytes_after = layer.bytes_before
+            report.layers += layers
+            done.sites += found
         return done
 
     [report.sites] = run_passes(model, [Pass("quantize", run)], Engine())
@@ -105,3 +128,23 @@ def keep_bits(
     clean(model)
     report.bytes_after = total_bytes(model)
     return model, report
+
+
+def _experts(
+    graph: ir.Graph,
+    node: ir.Node,
+    stacks: Mapping[ir.Value, Stack],
+    target: TargetName,
+    spool: Spool,
+) -> tuple[list[Layer], Refusal | Callable[[], Rewrite]]:
+    """The layers of experts, and what becomes of them; none of those that were not in few bits."""
+    both = [stacks[value] for value in weights_of(node) if value in stacks]
+    if not both:
+        return [], Refusal("its weights are floats")
+    profile = profile_of("keep_bits", "int4", target)
+    reason = obstacle(node, "int4", profile)
+    if len(both) != len(weights_of(node)):
+        reason = "one of its weights is of floats"
+    if reason:
+        return layers_of(node, "4 bits"), Refusal(reason)
+    return kept_experts(node, both, 4, lambda n, array: named(graph, n, spool.keep(array)))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime as ort
 import pytest
 from packed_checkpoints import FIELDS, checkpoints, packed, same_weights
 from random_checkpoints import write_weights
@@ -23,6 +24,7 @@ from graphgen.models.published import from_folder
 from graphgen.quantize.effect import feeds_of
 from graphgen.quantize.kept import keep_bits
 from graphgen.safetensors import read_header
+from graphgen.version import minor
 
 TOKENS = np.random.default_rng(5).integers(0, 200, (2, 7))
 
@@ -270,11 +272,58 @@ def test_rules_give_some_layers_other_bits_and_groups(name: str, tmp_path: Path)
     same_weights(from_folder(floats).model, from_folder(few).model)
 
 
-def test_experts_of_few_bits_are_read_as_floats(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["mixtral", "qwen2_moe"])
+def test_experts_of_four_bits_keep_them(kind: str, tmp_path: Path) -> None:
+    """Each has the checkpoint's blocks, with the rows as the graph has them."""
+    own = {
+        "mixtral": {"num_local_experts": 3},
+        "qwen2_moe": {
+            "num_experts": 3,
+            "moe_intermediate_size": 96,
+            "qkv_bias": False,
+            "shared_expert_intermediate_size": 64,
+        },
+    }
+    fields = FIELDS | {"model_type": kind, "num_experts_per_tok": 2} | own[kind]
+    case = CASES["gptq 4 bits, groups of 32"]
+    few, floats, _ = checkpoints(tmp_path, *case, fields)
+    found = from_folder(few)
+    assert found.few_bits == "gptq" and not found.remarks
+    same_weights(from_folder(floats).model, found.model)
+    wanted = gg.optimize(from_folder(floats).model).model
+    model, report = keep_bits(gg.optimize(found.model).model, method="gptq")
+    if minor(ort.__version__) < (1, 32):
+        assert all("has no kernel of QMoE" in line for line in report.kept())
+        return
+    assert not report.kept()
+    for node in model.graph:
+        if "accuracy_level" in node.attributes:  # round nothing that products read
+            node.attributes["accuracy_level"] = ir.AttrInt64("accuracy_level", 0)
+    assert [node.op_type for node in model.graph].count("QMoE") == 1
+    [feed] = feeds_of(model, TOKENS, rows=2)
+    a, b = (run_plain(m, dict(feed))[0] for m in (wanted, model))
+    assert relative_rms(a, b) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("case", "why"),
+    [
+        (
+            "gptq 8 bits, groups of 32, act order, symmetric",
+            "no kernel of experts reads minima, an",
+        ),
+        ("gptq 8 bits, groups of -1, v2", "no kernel of experts reads eight bits"),
+    ],
+)
+def test_experts_of_other_bits_are_read_as_floats(case: str, why: str, tmp_path: Path) -> None:
     """Beside the rest, which keeps its bits; they are stacked."""
     fields = FIELDS | {"model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 1}
-    few, floats, _ = checkpoints(tmp_path, *CASES["gptq 4 bits, groups of 32"], fields)
+    few, floats, _ = checkpoints(tmp_path, *CASES[case], fields)
     found = from_folder(few)
     assert found.few_bits == "gptq"
-    assert "6 weights of few bits (gptq) are read as the floats" in found.remarks[-1]
     same_weights(from_folder(floats).model, found.model)
+    model, report = keep_bits(gg.optimize(found.model).model, method="gptq")
+    assert {"MoE", "MatMulNBits"} <= {node.op_type for node in model.graph}
+    assert len(report.kept()) == 2 and all(
+        why in line or "has no kernel of QMoE" in line for line in report.kept()
+    )

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import onnx_ir as ir
 
-from graphgen.bits import KEPT
+from graphgen.bits import KEPT, STACKED
 from graphgen.display import on_screen
 from graphgen.errors import GraphgenError, near
 from graphgen.files import present
@@ -126,7 +126,8 @@ def from_folder(
         raise GraphgenError(f"{error}{mend}") from error
     if method:
         remarks += as_floats(stored, method, config.where)
-        method = method if any(KEPT in tensor.meta for tensor in weights.values()) else ""
+        kept = any({KEPT, STACKED} & tensor.meta.keys() for tensor in weights.values())
+        method = method if kept else ""
     names = module_names(family, module, body=EMBEDS in task)
     if isinstance(getattr(module, "head", None), Vectors):
         embedding = sentence_head(folder, module.features, dtype)

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
 from graphgen.models.published.config import Config
-from graphgen.models.published.few_bits import is_spare, keep
+from graphgen.models.published.few_bits import is_spare, keep, keep_stack
 from graphgen.models.published.fresh import Fresh
 from graphgen.models.published.mxfp4 import unpacked
 from graphgen.models.published.weights import Stack, lazily, misfit, part_of, stacked, stored_names
@@ -169,7 +169,9 @@ class Family:
             else:
                 read = partial(part_of, weights[0][0], turned, source)
             found[path] = made = lazily(shape, dtype, path, read)
-            if not isinstance(source, Stack):
+            if isinstance(source, Stack):
+                keep_stack(made, weights, source.alternate)
+            else:
                 keep(made, weights[0][0], source, turned)
         unused = f"{self.unused}|{getattr(module, 'unused', '')}"
         extra = sorted(

@@ -4,9 +4,8 @@ A method of storing them is a `Form`. Weights whose integers the runtime multipl
 others are `Restored`: read as the floats that they stand for.
 """
 
-import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar, Protocol
@@ -14,13 +13,11 @@ from typing import ClassVar, Protocol
 import numpy as np
 import onnx_ir as ir
 
-from graphgen.bits import KEPT, Blocks
+from graphgen.bits import KEPT, STACKED, Blocks, joined
 from graphgen.errors import GraphgenError
 from graphgen.operands import Array
 from graphgen.parts import Part
 from graphgen.safetensors import Weight
-
-_EXPERT = re.compile(r"\.experts\.\d+\.")  # one of several that are stacked
 
 
 @dataclass(frozen=True)
@@ -125,17 +122,12 @@ def unpacked_names(stored: Mapping[str, Weight], form: Form, where: str) -> dict
 
 
 def as_floats(weights: Mapping[str, Weight], method: str, where: str) -> list[str]:
-    """A line about the weights of few bits that are not kept so: experts, and what is a float."""
-    stacked = [n for n, w in weights.items() if isinstance(w, FewBits) and _EXPERT.search(n)]
-    others = [name for name, weight in weights.items() if isinstance(weight, Restored)]
-    why = " and ".join(
-        ["experts are stacked as floats"] * bool(stacked)
-        + ["no kernel multiplies floats of few bits"] * bool(others)
-    )
+    """A line about the weights of few bits that are floats, which are not kept so."""
+    count = sum(isinstance(weight, Restored) for weight in weights.values())
     return [
-        f"{where}: {len(stacked) + len(others)} weights of few bits ({method}) are read as the "
-        f"floats that they stand for: {why}"
-    ] * bool(why)
+        f"{where}: {count} weights of few bits ({method}) are read as the floats that they stand "
+        "for: no kernel multiplies floats of few bits"
+    ] * bool(count)
 
 
 def is_spare(name: str, stored: Mapping[str, Weight]) -> bool:
@@ -152,6 +144,17 @@ def keep(tensor: ir.LazyTensor, weight: Weight, part: Part, turned: bool) -> Non
     """
     if isinstance(weight, FewBits):
         tensor.meta[KEPT] = (partial(_of_part, weight, part), not turned)
+
+
+def keep_stack(tensor: ir.LazyTensor, weights: Sequence[Sequence[Weight]], alternate: bool) -> None:
+    """The same on a tensor whose rows are stacked weights, each joined of one or several."""
+    few = [[w for w in row if isinstance(w, FewBits)] for row in weights]
+    if few == [list(row) for row in weights]:
+        tensor.meta[STACKED] = partial(_stacked, few, alternate)
+
+
+def _stacked(weights: list[list[FewBits]], alternate: bool) -> Iterator[Blocks | None]:
+    return (joined([w.blocks() for w in row], alternate=alternate) for row in weights)
 
 
 def _of_part(weight: FewBits, part: Part) -> Blocks:
