@@ -1,7 +1,7 @@
 """Arrays in .npy and .npz files: what to feed a model, and what came out."""
 
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,16 +12,22 @@ from graphgen.operands import Array
 
 
 def feeds(given: Sequence[str]) -> dict[str, Array]:
-    """Arrays by input name, from `NAME=x.npy` and `x.npz`. Raises GraphgenError for others."""
+    """Arrays by input name, from `NAME=x.npy` and `x.npz`.
+
+    Raises GraphgenError for others, and for a name that is given twice.
+    """
     found: dict[str, Array] = {}
     for item in given:
         name, equals, path = item.partition("=")
         if equals and path.endswith(".npy"):
-            found[name] = _read(path)
+            own = {name: _read(path)}
         elif item.endswith(".npz"):
-            found |= read_npz(item)
+            own = read_npz(item)
         else:
             raise GraphgenError(f"--input {item}: give NAME=FILE.npy, or FILE.npz with all names")
+        if twice := found.keys() & own.keys():
+            raise GraphgenError(f"--input has {min(twice)} twice; give each array once")
+        found |= own
     return found
 
 
@@ -35,6 +41,18 @@ def read_npz(path: str) -> dict[str, Array]:
             return dict(found)
     except (ValueError, EOFError, zipfile.BadZipFile) as error:
         raise GraphgenError(f"{path} is damaged: {error}; write it again") from error
+
+
+def write_npz(stream: Any, arrays: Mapping[str, Array]) -> None:
+    """Write arrays of any names, which `np.savez` would take for its own arguments.
+
+    Texts are written as such: nothing is pickled.
+    """
+    with zipfile.ZipFile(stream, "w") as archive:
+        for name, array in arrays.items():
+            plain = array.astype(str) if array.dtype == object else array
+            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, plain, allow_pickle=False)
 
 
 def _read(path: str) -> Any:

@@ -13,9 +13,7 @@ EXAMPLE = "fast.onnx --input input_ids=ids.npy -o out.npz"
 
 def run(options: argparse.Namespace) -> None:
     """Run a model once on arrays from files."""
-    import numpy as np
-
-    from graphgen.export.arrays import feeds, statistics
+    from graphgen.export.arrays import feeds, statistics, write_npz
     from graphgen.export.write import replacing
 
     session = gg.Session(options.model, provider=options.provider, strict=options.strict)
@@ -29,7 +27,7 @@ def run(options: argparse.Namespace) -> None:
     with replacing("output", *filter(None, [options.output])) as files:
         for file in files:
             with file.open("wb") as stream:
-                np.savez(stream, **results)
+                write_npz(stream, results)
     if options.json:
         rows = [{"name": name, **statistics(array)} for name, array in results.items()]
         plan = json.loads(session.plan.json())

@@ -244,6 +244,20 @@ def test_run_json_of_infinite_and_empty_results(folder, run):
     valid(json.loads(run("run inf.onnx --input x=none.npy --json")), "run")
 
 
+def test_outputs_of_any_name_and_texts_are_written_and_an_input_is_given_once(folder, run, capsys):
+    body = "(float[2] x, string[2] s) => (float[2] file, float[2] allow_pickle, string[2] t)"
+    nodes = "{ file = Neg(x) allow_pickle = Abs(x) t = Identity(s) }"
+    text = f'<ir_version: 8, opset_import: ["": 18]> named {body} {nodes}'
+    onnx.save(onnx.parser.parse_model(text), "named.onnx")
+    np.save("x.npy", np.float32([-1, 2]))
+    np.save("s.npy", np.array(["a", "bé"]))
+    run("run named.onnx --input x=x.npy s=s.npy -o out.npz")
+    found = {name: array.tolist() for name, array in np.load("out.npz").items()}
+    assert found == {"file": [1, -2], "allow_pickle": [1, 2], "t": ["a", "bé"]}
+    assert commands.main("run named.onnx --input x=x.npy x=x.npy s=s.npy".split()) == 2
+    assert "--input has x twice; give each array once" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn])
 def test_files_of_dtypes_that_numpy_lacks_are_run(folder, run, dtype):
     """They hold bytes without a dtype, which the model gives them; it casts nothing."""
