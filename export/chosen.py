@@ -16,6 +16,8 @@ Parts: TypeAlias = _Part | Sequence[_Part]
 """Some weights of a model: a regular expression, searched in their names, one whole name, a module
 or parameter of what the model was made of, or a list of these."""
 
+_LONG = 400  # characters of names that are listed one by one
+
 
 class Chosen:
     """What `trainable=` or `frozen=` names: by patterns, or meant by whole names or modules.
@@ -76,6 +78,28 @@ class Chosen:
     def of(self, names: Iterable[str]) -> list[str]:
         """Those of the names that are chosen."""
         return [name for name in names if self.matches(name) and not is_constant_name(name)]
+
+
+def patterns_of(names: Sequence[str], others: Collection[str]) -> list[str]:
+    """The names, or, where they are long, patterns that match all of them and none of the others.
+
+    What differs in its numbers alone is one pattern.
+    """
+    if sum(map(len, names)) <= _LONG:
+        return [*names]
+    alike = dict[str, list[list[str]]]()
+    for name in names:
+        alike.setdefault(re.sub(r"\d+", "0", name), []).append(re.split(r"(\d+)", name))
+    found = list[str]()
+    for group in alike.values():
+        columns = [[*dict.fromkeys(column)] for column in zip(*group, strict=True)]
+        exact = [re.escape(c[0]) if len(c) == 1 else f"({'|'.join(c)})" for c in columns]
+        loose = [r"\d+" if len(c) > 1 else part for c, part in zip(columns, exact, strict=True)]
+        texts = [f"^{''.join(parts)}$" for parts in (loose, exact)] if len(group) > 1 else []
+        fits = (x for x in texts if not any(re.search(x, name) for name in others))
+        text = next(fits, None)
+        found += ["".join(parts) for parts in group] if text is None else [text]
+    return found
 
 
 def _names_of(part: object, option: str, graph: ir.Graph) -> list[str]:

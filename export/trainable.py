@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError, spelled, warn
-from graphgen.export.chosen import Chosen, Parts
+from graphgen.export.chosen import Chosen, Parts, patterns_of
 from graphgen.export.found import Found
 from graphgen.export.torch_files import (
     NO_PARAMETERS,
@@ -179,7 +179,10 @@ def _doubts(
     wanted: Chosen | None,
     kept: Chosen | None,
 ) -> list[str]:
-    """All that would not be trained as in torch: with these in `frozen`, nothing is refused."""
+    """All that would not be trained as in torch: with these in `frozen`, nothing is refused.
+
+    They are names, or patterns for many.
+    """
     values, uses = found.values, found.uses
     named = [n for n in found.every if wanted is not None and wanted.matches(n)]
     names = found.reached() if wanted is None else named
@@ -191,7 +194,11 @@ def _doubts(
     doubts += [n for n, v in values.items() if v in found.fixed and is_weight_too(v)]
     meant = set() if wanted is None else wanted.meant
     open_ = (n for n in dict.fromkeys(doubts) if not (kept and kept.matches(n)))
-    return [n for n in open_ if (wanted is None or wanted.matches(n)) and n not in meant]
+    out = [n for n in open_ if (wanted is None or wanted.matches(n)) and n not in meant]
+    # A pattern must not name a part of what several modules have.
+    several = [n for n in out if n in uses and len(uses[n].blocks) > 1]
+    others = {*values, *missing, *(x for used in uses.values() for x in used.names().values())}
+    return several + patterns_of([n for n in out if n not in several], others - {*out})
 
 
 def _expect_no_bases(found: Found, kept: Chosen | None) -> None:

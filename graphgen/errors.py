@@ -50,6 +50,7 @@ class Opened:
         )
 
 
+_TYPED = 1200  # characters of options that an error of a command has room for
 _EXTRAS = {"ray": "ray", "jinja2": "chat", "llguidance": "grammar"}
 """Modules, and the extra that installs them; [map] installs the others."""
 
@@ -162,7 +163,10 @@ def spelled(option: str, values: str | Sequence[str] | None = None) -> str:
     if not _is_typed():
         return f"{option}=" + ("" if values is None else repr(values))
     words = [values] if isinstance(values, str) else values or ()
-    return " ".join(f"--{option} {shlex.quote(word)}" for word in words) or f"--{option}"
+    text = " ".join(f"--{option} {shlex.quote(word)}" for word in words) or f"--{option}"
+    if len(text) > _TYPED:  # the error of a command would be cut in the middle of a name
+        text = f"--{option} for each of {len(words)} names, which the same call in Python lists"
+    return text
 
 
 def _is_typed() -> bool:

@@ -16,6 +16,7 @@ import graphgen as gg
 from graphgen import commands
 from graphgen.errors import GraphgenError, GraphgenWarning
 from graphgen.export.checkpoint import Checkpoint
+from graphgen.export.chosen import patterns_of
 from graphgen.graph import ORIGIN
 
 RNG = np.random.default_rng(0)
@@ -825,6 +826,31 @@ def test_a_refusal_says_what_a_command_takes(tmp_path, capsys):
     assert commands.main([*command, *shlex.split(found[1])]) == 0
     assert commands.main([*command, "--trainable", "b", "--trainable", "it's[", "--json"]) == 2
     assert "--trainable 'it'\"'\"'s[' is not a regular" in capsys.readouterr().err
+
+
+def test_a_long_refusal_says_it_by_patterns(tmp_path, capsys):
+    """A command's error is cut at some length, and was so in the middle of a name."""
+    names = [f"onnx::Gemm_{number}" for number in range(100, 140)]
+    names += [f"m.layers.{number}.scale" for number in range(12)]
+    others = ["onnx::Gemm_1x", "m.layers.12.scale", "a.weight"]
+    assert patterns_of(names[:3], others) == names[:3]
+    found = patterns_of(names, others)
+    assert found[0] == r"^onnx::Gemm_\d+$" and len(found) == 2
+    assert all(sum(map(bool, (re.search(x, n) for x in found))) == 1 for n in names)
+    assert not [n for n in others if any(re.search(x, n) for x in found)]
+    nodes, h = [], "x"
+    for name in [*names[:40], "a.weight"]:
+        nodes.append(("/a", helper.make_node("Gemm", [h, name], [f"h{name}"])))
+        h = f"h{name}"
+    nodes[-1][1].output[0] = "y"
+    weights = {n: normal(4, 4) for n in [*names[:40], "a.weight"]}
+    path = save(tmp_path / "m.onnx", nodes, weights, ["n", 4], y=["n", 4])
+    command = ["artifacts", str(path), "-o", str(tmp_path / "art"), "--loss", "mse"]
+    assert commands.main(command) == 2
+    text = re.search("leave them out with (.*)$", capsys.readouterr().err.strip())[1]
+    assert text == r"--frozen '^onnx::Gemm_\d+$'"
+    assert commands.main([*command, *shlex.split(text)]) == 0
+    assert [*Checkpoint.load(tmp_path / "art/checkpoint").trainable] == ["a.weight"]
 
 
 @pytest.mark.parametrize("script", [False, True])
