@@ -6,11 +6,19 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError, warn
+from graphgen.export.tensorflow_files import (
+    ADVICE,
+    calculated_by_tensorflow,
+    is_by_tensorflow,
+    untold,
+)
 from graphgen.export.torch_files import (
     NO_PARAMETERS,
     OF_CONSTANTS,
     Program,
     buffers_by_name,
+    calculated_by_torch,
+    calculated_numbers,
     is_scripted,
     made_in_steps,
     origin_of,
@@ -34,7 +42,9 @@ class Found:
         self.origin, self.tied = origin_of(model)
         foreign = model.producer_name != "graphgen"  # ours keep their declared names
         self.known = ORIGIN in model.metadata_props  # of gg.from_torch
-        self.scripted = is_scripted(model)
+        self.scripted, self.by_tensorflow = is_scripted(model), is_by_tensorflow(model)
+        self.untold = untold(model)
+        self.export = ADVICE if self.untold else EXPORT
         self.uses = {
             n: Uses(v, foreign, self.tied.get(n, ()), known=self.known, scripted=self.scripted)
             for n, v in self.values.items()
@@ -110,6 +120,22 @@ class Found:
         torchs = self.scripted or found.parameters
         unknown = [n for n in self.states if n not in self.origin and values[n] in self.needed]
         return [n for n in unknown if n in made or (torchs and not is_fresh(values[n]))]
+
+    def calculated(self) -> list[str]:
+        """What an exporter says that it has calculated, or may have."""
+        values, uses, reached = self.values, self.uses, self.reached()
+        if self.by_tensorflow:
+            return [n for n in calculated_by_tensorflow(values) if n in reached]
+        told = () if self.known else (self.program.calculated, self.program.parameters)
+        lost = calculated_by_torch(reached, values, uses, self.scripted, *told)
+        if not self.known:
+            lost += [
+                n
+                for n in calculated_numbers(values, uses, self.scripted)
+                if values[n] in self.needed and n not in {*lost, *reached, *self.origin}
+            ]
+            lost += self.learned_states()
+        return lost
 
     def missing(self, calculated: Sequence[str]) -> list[str]:
         """Parameters in torch that the file lacks, among them what went into `calculated` ones."""

@@ -16,11 +16,10 @@ import onnx_ir as ir
 from graphgen.errors import GraphgenError, spelled, warn
 from graphgen.export.chosen import Chosen, Parts, patterns_of
 from graphgen.export.found import Found
+from graphgen.export.tensorflow_files import WHO as TENSORFLOW
 from graphgen.export.torch_files import (
     NO_PARAMETERS,
     beside_bases,
-    calculated_by_torch,
-    calculated_numbers,
     in_doubt,
 )
 from graphgen.export.uses import (
@@ -62,16 +61,7 @@ def choose_trainable(
     values, uses = found.values, found.uses
     beside = [n for n in values if re.search(ADAPTERS, n)] if adapters else []
     reached = found.reached()
-    told = () if found.known else (found.program.calculated, found.program.parameters)
-    lost = [] if adapters else calculated_by_torch(reached, values, uses, found.scripted, *told)
-    if not adapters and not found.known:
-        numbers = calculated_numbers(values, uses, found.scripted)
-        lost += [
-            n
-            for n in numbers
-            if values[n] in found.needed and n not in {*lost, *reached, *found.origin}
-        ]
-        lost += found.learned_states()
+    lost = [] if adapters else found.calculated()
     missing = [] if adapters and trainable is None else found.missing(lost)
     wanted, kept = (
         None if given is None else Chosen(name, given, model.graph, found.tied, constants, missing)
@@ -118,6 +108,11 @@ def choose_trainable(
         warn(
             f"artifacts: a file by TorchScript does not tell {unsure}, which are all trained; "
             f"{EXPORT}, or leave out what is no parameter with {spelled('frozen')}"
+        )
+    if found.untold and wanted is None and not adapters:
+        warn(
+            f"artifacts: {found.untold}: compare what is trained with the model's own list, and "
+            f"choose with {spelled('trainable')} or {spelled('frozen')}"
         )
     if ours := [n for n in values if is_constant_name(n) and found.is_weight_of_product(n)]:
         warn(
@@ -239,7 +234,7 @@ def _check_statistics(
             raise GraphgenError(
                 f"artifacts: {name} is {found.fixed[value]}, and a weight of "
                 f"{listed(found.uses[name].blocks) or 'another module'}: they were equal, and were "
-                f"stored once; {EXPORT}, or leave it out with {spelled('frozen', doubts())}"
+                f"stored once; {found.export}, or leave it out with {spelled('frozen', doubts())}"
             )
 
 
@@ -274,7 +269,7 @@ def _check_trained(
         return
     problem = ""
     if used.folded:
-        problem = f"{used.folded}: trained, it would not change as it does in torch"
+        problem = f"{used.folded}: trained, it would not change as it does where it was made"
     elif found.several(name) and is_fresh(value):
         problem = (
             f"one weight of {used.places()}, whose weights were equal and were stored once; "
@@ -282,7 +277,7 @@ def _check_trained(
         )
     if problem:
         raise GraphgenError(
-            f"artifacts: {name} is {problem}: {EXPORT}, or leave it out with "
+            f"artifacts: {name} is {problem}: {found.export}, or leave it out with "
             f"{spelled('frozen', doubts())}, or, if it is meant, give its whole name in "
             f"{spelled('trainable')}"
         )
@@ -300,17 +295,17 @@ def _check_copies(
         if not {name, other} <= meant:
             raise GraphgenError(
                 f"artifacts: {name} is {other} transposed: one weight before the "
-                f"export, and two in this file, which training would make different: {EXPORT}, or "
-                f"train one of them, with {spelled('frozen', doubts())}, or give both whole names "
-                f"in {spelled('trainable')}"
+                "export, and two in this file, which training would make different: "
+                f"{found.export}, or train one of them, with {spelled('frozen', doubts())}, or "
+                f"give both whole names in {spelled('trainable')}"
             )
     shared = [n for n in names if found.several(n)]
     pairs = [tuple(found.uses[n].blocks) for n in shared if n not in meant]
     if twice := [pair for pair in pairs if len(pair) > 1 and pairs.count(pair) > 1]:
         raise GraphgenError(
             f"artifacts: all weights of {listed(twice[0])} are stored once, since one module was "
-            f"a copy of the other; trained, they would stay equal: {EXPORT}, or, if they are tied, "
-            f"give their whole names in {spelled('trainable')}"
+            f"a copy of the other; trained, they would stay equal: {found.export}, or, if they "
+            f"are tied, give their whole names in {spelled('trainable')}"
         )
     if shared or copies:
         one = [f"{n} is one weight of {found.uses[n].places()}" for n in shared]
@@ -334,6 +329,7 @@ def _surely_calculated(names: Sequence[str], found: Found) -> list[str]:
         for n, array in arrays.items()
         if array is None
         or n in made
+        or found.by_tensorflow
         or (size := np.unique(array).size) > 2
         or (size == 1 < array.size and scripted and not is_mask(values[n]))
     ]
@@ -348,18 +344,20 @@ def _tell_calculated(
     """
     names = [n for n in names if wanted is None or not wanted.matches(n)]
     lost = _surely_calculated(names, found)
+    advice, where = found.export, TENSORFLOW if found.by_tensorflow else "torch"
+    who = where if found.by_tensorflow else "torch's exporter"
     some = ", ".join((lost or names)[:6])
     more = f", and {len(lost or names) - 6} more" if len(lost or names) > 6 else ""
     if lost and wanted is None:
         raise GraphgenError(
-            f"artifacts: torch's exporter calculated {some}{more}, of constants or of parameters, "
-            f"which would not be trained as in torch: {EXPORT}, or leave them out with "
+            f"artifacts: {who} calculated {some}{more}, of constants or of parameters, "
+            f"which would not be trained as in {where}: {advice}, or leave them out with "
             f"{spelled('frozen', doubts())}"
         )
     if names:
         warn(
-            f"artifacts: torch's exporter calculated {some}{more}, of constants or of parameters, "
-            f"so they are not trained; {EXPORT}; or name them in {spelled('trainable')}"
+            f"artifacts: {who} calculated {some}{more}, of constants or of parameters, "
+            f"so they are not trained; {advice}; or name them in {spelled('trainable')}"
         )
 
 

@@ -124,12 +124,12 @@ class Uses:
 def _statistic(value: ir.Value) -> str:
     """What it is to a norm that is written in parts, (y - mean) / √(variance + ε), or "".
 
-    The root may divide a γ that then multiplies the difference.
+    The root may divide a γ that then multiplies the difference, or y and -mean apart.
     """
-    for node in value.consumers():
+    for node, read in _reads(value):
         if _variance_in(node) is value:
             return "the variance of a norm that is written in parts"
-        if is_a(node, ops.sub) and node.inputs[1] is value:
+        if is_a(node, ops.neg) or (is_a(node, ops.sub) and node.inputs[1] is read):
             users = [n for n in _readers(node.outputs[0]) if is_a(n, ops.mul, ops.div)]
             scales = [y for n in users for y in present_inputs(n) if y is not node.outputs[0]]
             if any(map(_divides_by_root, scales)):
@@ -137,14 +137,32 @@ def _statistic(value: ir.Value) -> str:
     return ""
 
 
+def _reads(value: ir.Value) -> Iterator[tuple[ir.Node, ir.Value]]:
+    """The nodes that use a value, past those that only move it, and what they read."""
+    for node in value.consumers():
+        if is_a(node, Trait.LAYOUT, ops.identity):
+            yield from _reads(node.outputs[0])
+        else:
+            yield node, value
+
+
 def _variance_in(node: ir.Node) -> ir.Value | None:
-    """What is stored and has one number added to it, if something takes the root of that."""
+    """What is stored, if something takes the root of it plus a number, or of it, above one."""
+    if is_a(node, ops.sqrt) and any(is_a(n, ops.maximum) for n in _readers(node.outputs[0])):
+        return _stored(present_inputs(node)[0])
     given = present_inputs(node) if is_a(node, ops.add) else []
     for x, other in zip(given, given[::-1], strict=True):
         one = other.shape is not None and {*other.shape} <= {1}
-        if one and x.is_initializer():
-            return x if any(is_a(n, ops.sqrt) for n in _readers(node.outputs[0])) else None
+        if one and (stored := _stored(x)) is not None:
+            return stored if any(is_a(n, ops.sqrt) for n in _readers(node.outputs[0])) else None
     return None
+
+
+def _stored(value: ir.Value) -> ir.Value | None:
+    """The initializer that a value is, or is a view of."""
+    while (made := value.producer()) is not None and is_a(made, Trait.LAYOUT, ops.identity):
+        [value, *_] = present_inputs(made)
+    return value if value.is_initializer() else None
 
 
 def _divides_by_root(value: ir.Value) -> bool:

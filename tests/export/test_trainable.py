@@ -997,9 +997,13 @@ def test_a_convolution_with_a_folded_norm_is_not_trained_unless_told(
         assert trained(path) == names
 
 
-@pytest.mark.parametrize("folded", [False, True])
-def test_statistics_of_a_norm_in_parts_are_not_trained_unless_told(tmp_path, folded):
-    """As onnxoptimizer leaves them that folds the norm into a convolution, and as JAX writes it."""
+@pytest.mark.parametrize("form", ["folded", "parts", "apart", "adapted"])
+def test_statistics_of_a_norm_in_parts_are_not_trained_unless_told(tmp_path, form):
+    """As onnxoptimizer leaves them that folds the norm into a convolution, and as JAX writes it.
+
+    That of Keras scales x and -mean apart, and an adapted Normalization has no number to add.
+    """
+    folded = form == "folded"
     weights = {n: normal(4, 1, 1) for n in ("scale", "shift", "13", "bias")}
     weights |= {"14": np.abs(normal(4, 1, 1)), "w": normal(4, 3, 1, 1)}
     steps = [("Constant", [], "e"), ("Add", ["14", "e"], "v"), ("Sqrt", ["v"], "s")]
@@ -1008,11 +1012,19 @@ def test_statistics_of_a_norm_in_parts_are_not_trained_unless_told(tmp_path, fol
         steps += [("Mul", ["w", "k"], "u"), ("Sub", ["bias", "13"], "d"), ("Mul", ["d", "q"], "m")]
         steps += [("Add", ["m", "shift"], "a"), ("Reshape", ["a", "flat"], "b")]
         steps += [("Conv", ["x", "u", "b"], "y")]
+    elif form == "apart":
+        steps[1:1] = [("Reshape", ["14", "as"], "t"), ("Reshape", ["13", "as"], "n")]
+        steps[3] = ("Add", ["t", "e"], "v")
+        steps += [("Conv", ["x", "w"], "c"), ("Add", ["c", "bias"], "p")]
+        steps += [("Div", ["scale", "s"], "q"), ("Neg", ["n"], "d"), ("Mul", ["d", "q"], "m")]
+        steps += [("Add", ["m", "shift"], "a"), ("Mul", ["p", "q"], "b"), ("Add", ["a", "b"], "y")]
     else:
+        if form == "adapted":
+            steps[1:] = [("Sqrt", ["14"], "v"), ("Max", ["v", "e"], "s")]
         steps += [("Conv", ["x", "w"], "c"), ("Add", ["c", "bias"], "p"), ("Sub", ["p", "13"], "d")]
         steps += [("Div", ["d", "s"], "q"), ("Mul", ["q", "scale"], "m")]
         steps += [("Add", ["m", "shift"], "y")]
-    weights |= {"as": np.array([4, 1, 1, 1]), "flat": np.array([4])} if folded else {}
+    weights |= {"as": np.array([4, 1, 1, 1][: 4 if folded else 3]), "flat": np.array([4])}
     nodes = [
         ("", helper.make_node(op, inputs, [y], **({"value_float": 1e-5} if y == "e" else {})))
         for op, inputs, y in steps
@@ -1024,6 +1036,47 @@ def test_statistics_of_a_norm_in_parts_are_not_trained_unless_told(tmp_path, fol
     rest = ["bias", "scale", "shift", "w"]
     assert sorted(trained(path, frozen=["13", "14"])) == rest
     assert sorted(trained(path, [*rest, "13", "14"])) == ["13", "14", *rest]
+
+
+@pytest.mark.parametrize("name", ["bn/batchnorm/mul:0", "conv/merged_input_1:0", "m/dense_mul:0"])
+def test_what_tensorflow_calculated_is_not_trained(tmp_path, name):
+    """It has γ / √(variance + ε) in a norm, also times a kernel, by the name of the operation."""
+    nodes = [
+        ("", helper.make_node("Mul", ["x", name], ["h"])),
+        ("", helper.make_node("Add", ["h", "bn/ReadVariableOp:0"], ["y"])),
+    ]
+    weights = {name: normal(4), "bn/ReadVariableOp:0": normal(4)}
+    path = save(tmp_path / "m.onnx", nodes, weights, ["n", 4], y=["n", 4])
+    assert len(trained(path)) == 2
+    path = by_maker(path, "tf2onnx")
+    with pytest.warns(GraphgenWarning, match="by tf2onnx does not tell which variables are"):
+        if "dense" in name:
+            assert len(trained(path)) == 2
+            return
+        with pytest.raises(GraphgenError, match=rf"TensorFlow calculated {name}, .*\['{name}'\]"):
+            trained(path)
+        assert trained(path, frozen=name) == ["bn/ReadVariableOp:0"]
+
+
+def test_the_bias_of_a_cell_that_keras_has_once_is_not_trained(tmp_path):
+    """ONNX has two and adds them, so it would move twice as far; of torch's file it has two."""
+    bias = np.concatenate([normal(1, 8), np.zeros((1, 8), np.float32)], 1)
+    weights = {"W": normal(1, 8, 4), "R": normal(1, 8, 2), "B": bias}
+    node = helper.make_node("LSTM", ["x", *weights], ["y"], hidden_size=2)
+    path = save(tmp_path / "m.onnx", [("", node)], weights, ["s", "n", 4], y=["s", 1, "n", 2])
+    assert trained(path) == ["W", "R", "B"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(GraphgenError, match="TensorFlow calculated B, of constants or of"):
+            trained(by_maker(path, "tf2onnx"))
+        assert trained(path, frozen="B") == ["W", "R"]
+
+
+def by_maker(path, maker):
+    model = onnx.load(path)
+    model.producer_name = maker
+    onnx.save(model, path)
+    return path
 
 
 def test_what_is_subtracted_from_a_normalized_value_is_a_weight(tmp_path):
