@@ -336,7 +336,9 @@ class Texts:
         for number, (label, text) in enumerate(zip(given, texts, strict=True)):
             same = isinstance(label, bool) == isinstance(given[0], bool)
             array = np.asarray(label) if same and isinstance(label, int | float) else None
-            right = text if texts[0] else array is not None and fitting(array, dtype) is not None
+            right = array is not None and fitting(array, dtype) is not None
+            if texts[0]:  # a cell of CSV that is left out is no name
+                right = text and (label != "" or label in known)
             if not right:
                 raise GraphgenError(
                     f"{table.where(number)}: {name!r} is {label!r:.40}; give numbers that fit "

@@ -223,6 +223,10 @@ def test_labels_that_are_numbers(samples, tmp_path):
     texts = Texts(tmp_path / "tokens", inputs, 11)
     labels = texts.columns(open_table(tmp_path / "a.csv"))["labels"]
     assert [int(label) for label in labels] == list(range(11)), "not in alphabetical order"
+    for first in ("1", "good"):
+        (tmp_path / "b.csv").write_text(f"text,label\nw1,{first}\nw2,\n")
+        with pytest.raises(GraphgenError, match=r"b.csv, line 3: 'label' is ''; give numbers that"):
+            texts.columns(open_table(tmp_path / "b.csv"))  # not a class without a name
 
 
 def test_classes_whose_names_are_numbers(samples):
