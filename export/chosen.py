@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 
 import onnx_ir as ir
 
+from graphgen.arguments import searched
 from graphgen.errors import GraphgenError, spelled
 from graphgen.export.uses import EXPORT, listed
 from graphgen.graph import NAMES_OF, is_constant_name
@@ -51,7 +52,7 @@ class Chosen:
             elif (part in values and not is_constant_name(part)) or part in missing:
                 self.meant.add(part)
             else:
-                self._patterns.append(_pattern(part, option))
+                self._patterns.append(searched(f"artifacts: {spelled(option, part)}", part))
                 names = {*missing, *(n for name in tied if name in values for n in tied[name])}
                 names.update(values)
                 names = {n for n in names if self._patterns[-1].search(n)}
@@ -113,12 +114,3 @@ def _names_of(part: object, option: str, graph: ir.Graph) -> list[str]:
             "pattern of names, a name, or a module of what gg.build or gg.from_torch has made it of"
         )
     return list(names)
-
-
-def _pattern(text: str, option: str) -> re.Pattern[str]:
-    try:
-        return re.compile(text)
-    except re.error as error:
-        raise GraphgenError(
-            f"artifacts: {spelled(option, text)} is not a regular expression: {error}"
-        ) from None

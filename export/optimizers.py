@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from graphgen.arguments import checked
+from graphgen.arguments import checked, searched
 from graphgen.errors import GraphgenError
 from graphgen.ops.elementwise import sqrt
 from graphgen.value import Tensor
@@ -38,7 +38,7 @@ class Group:
     weight_decay: float | None = None
 
     def __post_init__(self) -> None:
-        _check_pattern(self, "pattern", self.pattern)
+        searched(f"{self}: pattern", self.pattern)
         numbers = [self.rate, self.weight_decay or 0.0]
         if not all(type(x) in (int, float) and 0 <= x < math.inf for x in numbers):
             raise GraphgenError(f"{self}: rate and weight_decay must be at least 0 and finite")
@@ -79,13 +79,6 @@ def _settings(groups: Sequence[Group], weight_decay: float, name: str) -> Settin
 def _check_groups(optimizer: "Optimizer") -> None:
     if not all(isinstance(group, Group) for group in optimizer.groups):
         raise GraphgenError(f"{optimizer}: groups must be a tuple of gg.Group")
-
-
-def _check_pattern(owner: Any, name: str, pattern: str | None) -> None:
-    try:
-        re.compile(pattern or "")
-    except re.error as error:
-        raise GraphgenError(f"{owner}: {name} must be a regular expression: {error}") from None
 
 
 def _attributes_of(optimizer: "Optimizer") -> dict[str, Any]:
@@ -157,7 +150,7 @@ class AdamW:
                 f"{self}: weight_decay must be at least 0 and epsilon positive, both finite"
             )
         _check_clip_norm(self)
-        _check_pattern(self, "no_decay", self.no_decay)
+        searched(f"{self}: no_decay", self.no_decay or "")
         _check_groups(self)
 
     def setting(self, name: str) -> Setting:

@@ -229,6 +229,17 @@ def _in_words(kind: Any) -> str:
     return f"a list{several}" if _is_list(kind) else f"{origin.__name__}(...)"
 
 
+def searched(who: str, pattern: str) -> re.Pattern[str]:
+    """A pattern that is searched in names. Raises GraphgenError, which begins with `who`."""
+    try:
+        return re.compile(pattern)
+    except (re.error, TypeError) as error:
+        raise GraphgenError(
+            f"{who} is not a regular expression: {error}; it is searched in names, so that a part "
+            "of one is enough, and any characters are '.*'"
+        ) from None
+
+
 def _either(words: Iterable[str]) -> str:
     """`a number, a text or None`."""
     *first, last = ", ".join(dict.fromkeys(words)).replace(" or ", ", ").split(", ")

@@ -278,7 +278,7 @@ def test_a_run_is_resumed_and_its_files_come_back(model: Path, tmp_path: Path, c
         ("query:8,beta=2", "is not PATTERN:RANK"),
         ("query:8,dropout=1", "dropout is 1.0"),
         ("query:0", "rank is 0; it must be an integer from 1"),
-        ("qu(ery:2", "is no regular expression"),
+        ("qu(ery:2", "is not a regular expression: .*; it is searched in names"),
         ("nothing:2", "matches no module with a product; there are embedding, stack.layers.0"),
     ],
 )

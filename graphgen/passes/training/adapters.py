@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen import ops
-from graphgen.arguments import checked
+from graphgen.arguments import checked, searched
 from graphgen.edit import tidy
 from graphgen.errors import GraphgenError, check_seed
 from graphgen.graph import PUBLISHED, constant, produced_by
@@ -77,11 +77,7 @@ class LoRA:
     dora: bool = False
 
     def __post_init__(self) -> None:
-        try:
-            re.compile(self.targets)
-        except (re.error, TypeError) as error:
-            problem = f"targets is {self.targets!r}, which is no regular expression: {error}"
-            raise GraphgenError(f"LoRA: {problem}") from None
+        searched(f"LoRA: targets={self.targets!r}", self.targets)
         if self.rank < 1:
             raise GraphgenError(f"LoRA: rank is {self.rank!r}; it must be an integer from 1")
         check_seed("LoRA", self.seed)

@@ -1,6 +1,5 @@
 """Dropout in graphs of other tools: where they have it, or where their training form had it."""
 
-import re
 from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
@@ -8,6 +7,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen import ops
+from graphgen.arguments import searched
 from graphgen.errors import GraphgenError
 from graphgen.graph import constant, present_inputs, scalar, uses_outputs_beyond
 from graphgen.match import Engine, Miss, Pass, PassReport, Rewrite, Rule, run_passes
@@ -116,7 +116,7 @@ def _rate(node: ir.Node, given: Dropout | None) -> float | None:
         return None
     rate: float | None
     if isinstance(given, Mapping):
-        found = [rate for pattern, rate in given.items() if _searched(pattern, node)]
+        found = [rate for pattern, rate in given.items() if _is_at(node, pattern)]
         if not found:
             return None
         rate = found[0]
@@ -138,13 +138,9 @@ def _rate(node: ir.Node, given: Dropout | None) -> float | None:
     return float(rate)
 
 
-def _searched(pattern: str, node: ir.Node) -> bool:
-    try:
-        return re.search(pattern, where_is(node)) is not None
-    except re.error as error:
-        raise GraphgenError(
-            f"artifacts: dropout: {pattern!r} is not a regular expression: {error}"
-        ) from None
+def _is_at(node: ir.Node, pattern: str) -> bool:
+    found = searched(f"artifacts: dropout: {pattern!r}", pattern)
+    return found.search(where_is(node)) is not None
 
 
 def _check(given: Dropout | None, sites: list[ir.Node]) -> None:
@@ -156,7 +152,7 @@ def _check(given: Dropout | None, sites: list[ir.Node]) -> None:
             "use gg.from_torch with the module in training mode"
         )
     for pattern in given if isinstance(given, Mapping) else ():
-        if not any(_searched(pattern, node) for node in sites):
+        if not any(_is_at(node, pattern) for node in sites):
             some = ", ".join([*map(where_is, sites)][:6])
             raise GraphgenError(
                 f"artifacts: dropout: {pattern!r} matches no module with dropout; there are {some}"
