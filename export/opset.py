@@ -12,6 +12,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from graphgen.errors import GraphgenError
+from graphgen.expansion import all_nodes
 from graphgen.graph import bytes_of
 from graphgen.infer import OPSET, schema_of
 from graphgen.maps import from_proto, to_proto
@@ -286,7 +287,7 @@ def hide_from_checker(proto: onnx.ModelProto) -> None:
                 getattr(node, role).append(value.name)
                 graph.node.insert(0 if role == "output" else len(graph.node), node)
                 del values[i]
-    for node in graph.node:
+    for node in all_nodes(graph.node):
         known = schema_of(node.domain, node.op_type) is not None
         if not node.domain and not known and ("", node.op_type) in TABLE:
             node.domain = UNCHECKED  # what the runtime alone defines there

@@ -52,11 +52,17 @@ main (float[3,4] x, int64 size) => (seq(float[3,n]) y) {
 
 NORMS = """
 <ir_version: 7, opset_import: ["" : OPSET]>
-main (float[n,4] x, float[4] scale, float[4] bias) => (float[n,4] y, float[n,1] mean) {
+main (float[n,4] x, float[4] scale, float[4] bias, bool again)
+  => (float[n,4] y, float[n,1] mean) {
    normal, mean = LayerNormalization <epsilon: float = 0.01> (x, scale, bias)
    z = Clip (normal)
    simple = SimplifiedLayerNormalization <axis: int = -1> (z, scale)
-   y = Softmax <axis: int = 1> (simple)
+   chosen = If (again) <else_branch: graph = once () => (float[n,4] same) {
+      same = Identity (simple)
+   }, then_branch: graph = twice () => (float[n,4] more) {
+      more = SimplifiedLayerNormalization <axis: int = -1> (simple, bias)
+   }>
+   y = Softmax <axis: int = 1> (chosen)
 }"""
 
 PREPARED = """
@@ -191,10 +197,8 @@ def test_a_sequence_may_be_split_at_run_time(tmp_path: Path) -> None:
 @pytest.mark.parametrize("opset", [12, 16])
 def test_the_runtime_has_norms_before_onnx(tmp_path: Path, opset: int) -> None:
     """They stand in files that it has optimized; ONNX has LayerNormalization from 17 on."""
-    scale, bias = X[:4], X[4:8]
-    made = check(
-        NORMS.replace("OPSET", str(opset)), tmp_path, x=X.reshape(3, 4), scale=scale, bias=bias
-    )
+    feeds = {"x": X.reshape(3, 4), "scale": X[:4], "bias": X[4:8], "again": np.array(opset > 12)}
+    made = check(NORMS.replace("OPSET", str(opset)), tmp_path, **feeds)
     assert made.opset_import[0].version == 17
     assert [n.op_type for n in made.graph.node][:1] == ["LayerNormalization"]
 
