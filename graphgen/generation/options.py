@@ -281,7 +281,7 @@ def read_options(folder: Path | None, **given: Any) -> Options:
                 "remove it, or also build with --kv int8"
             )
         fields |= {name: config[name] for name in ENDS if name in config}
-        if "bos_token_id" in fields:  # what a decoder behind an encoder begins with otherwise
+        if _is_token(fields.get("bos_token_id")):  # a decoder behind an encoder begins with it
             fields.setdefault("decoder_start_token_id", fields["bos_token_id"])
         options = {own: fields[name] for name, own in NAMES.items() if name in fields}
         for name, tokens in never_come(folder).items():

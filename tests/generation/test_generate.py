@@ -602,6 +602,8 @@ def test_defaults_are_those_of_the_folder(folder: Path, greedy: Any, tmp_path: P
     assert read_options(bad).bad_words == [[4]] and read_options(bad).beams == 3
     stops = copied(folder, tmp_path / "d", stop_strings=["ab", "c"], renormalize_logits=True)
     assert read_options(stops).stop == ["ab", "c"] and read_options(stops).renormalize_logits
+    none = copied(folder, tmp_path / "e", bos_token_id=-1)  # a decoder begins with its prompt
+    assert read_options(none).begin is None
 
 
 def test_generation_config_alone_says_how_to_choose(folder: Path, tmp_path: Path) -> None:
