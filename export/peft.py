@@ -33,6 +33,8 @@ _WITHOUT_EFFECT = re.compile(
 _STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
 """The `init_lora_weights` that leave the model's own weight as it is."""
 
+_UNMERGED = ("LILY", "POLY", "SHADOW", "XLORA")  # kinds that PEFT 0.21 does not merge
+
 
 class Contents(NamedTuple):
     """What a folder holds, as `graphgen.export.adapters.Adapter` has it."""
@@ -115,8 +117,10 @@ def _settings(file: Path, config: Mapping[str, Any]) -> tuple[int, float, bool, 
     """The rank, alpha, whether it is rank-stabilized, and the dropout."""
     if (kind := config.get("peft_type")) != "LORA":
         mend = "merge the adapter with PEFT's merge_and_unload"
-        if re.search("PROMPT|PREFIX|P_TUNING|CPT", str(kind)):
+        if re.search("PROMPT|PREFIX|P_TUNING|CPT|CARTRIDGE", str(kind)):
             mend = "it adds tokens, which no weight holds, so only PEFT runs it"
+        elif kind in _UNMERGED:
+            mend = "PEFT does not merge it, so only PEFT runs it"
         raise GraphgenError(f"{file}: peft_type is {kind!r}; only LORA is read: {mend}")
     odd = {n: v for n, v in config.items() if not _WITHOUT_EFFECT.fullmatch(n)}
     odd |= {"bias": config["bias"]} if config.get("bias", "none") != "none" else {}
@@ -124,9 +128,11 @@ def _settings(file: Path, config: Mapping[str, Any]) -> tuple[int, float, bool, 
         odd["init_lora_weights"] = start  # PEFT takes a part out of W when it loads this
     for name, value in odd.items():
         if value:
+            mend = "merge the adapter with PEFT's merge_and_unload"
+            if name.startswith("alora"):
+                mend = "it begins in the middle of a text, so PEFT does not merge it"
             raise GraphgenError(
-                f"{file}: {name} is {value!r}, which is more than low-rank updates: merge the "
-                "adapter with PEFT's merge_and_unload"
+                f"{file}: {name} is {value!r}, which is more than low-rank updates: {mend}"
             )
     try:
         rank, alpha = int(config["r"]), float(config["lora_alpha"])

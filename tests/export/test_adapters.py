@@ -1,6 +1,9 @@
 """Low-rank adapters: what is trained, what it adds, and the files it goes into and comes from."""
 
 import json
+import os
+import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -308,6 +311,11 @@ def test_bad_settings(fields: dict[str, Any], told: str) -> None:
     [
         ({"peft_type": "IA3"}, "peft_type is 'IA3'; only LORA is read: merge the adapter with"),
         ({"peft_type": "PROMPT_TUNING"}, "only LORA is read: it adds tokens, which no weight"),
+        ({"peft_type": "XLORA"}, "only LORA is read: PEFT does not merge it, so only PEFT runs it"),
+        (
+            {"alora_invocation_tokens": [4]},
+            r"is \[4\], which is .*: it begins in the middle of a text",
+        ),
         ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa'"),
         ({"use_dora": True}, "use_dora is True, and the file of matrices says otherwise"),
         ({"modules_to_save": "classifier"}, "modules_to_save is 'classifier'; it must be a list"),
@@ -335,6 +343,47 @@ def test_bad_files_of_peft(
     (folder / CONFIG).write_text(json.dumps({**written, **config}))
     with pytest.raises(GraphgenError, match=told):
         Adapter.load(folder)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the killed processes are forks of this one")
+def test_no_kill_leaves_a_part_of_an_adapter(tmp_path: Path) -> None:
+    """Before each call that opens, renames or removes a file: the old one is there, or the new."""
+    place = tmp_path / "adapter"
+
+    def write(value: int) -> list[bytes]:
+        ones = np.full((4, 2), value, np.float32)
+        Adapter({f"q{A}": ones.T.copy(), f"q{B}": ones}, 2, 2.0).save(place)
+        return content()
+
+    def content() -> list[bytes]:
+        return [file.read_bytes() for file in sorted(place.iterdir())]
+
+    def write_until(last: int) -> None:
+        seen = iter(range(last + 1))
+
+        def kill(_: str, arguments: Any) -> None:
+            here = (
+                isinstance(x, str | Path) and str(x).startswith(str(tmp_path)) for x in arguments
+            )
+            if any(here) and next(seen, None) == last:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(kill)
+        write(2)
+
+    new, status, found = write(2), int(signal.SIGKILL), list[list[bytes]]()
+    old = write(1)
+    while status == signal.SIGKILL:
+        write(1)
+        child = os.fork()
+        if not child:
+            write_until(len(found))
+            os._exit(0)
+        status = os.waitpid(child, 0)[1]
+        found.append(content())
+    assert status == 0 and len(found) > 5 and found[0] == old != new == found[-1]
+    assert all(files in (old, new) for files in found)
+    assert [*tmp_path.iterdir()] == [place]
 
 
 @pytest.mark.parametrize("stabilized", [False, True])
