@@ -22,6 +22,7 @@ from graphgen.export.torch_files import (
     is_scripted,
     made_in_steps,
     origin_of,
+    straight_through,
 )
 from graphgen.export.uses import EXPORT, SCRIPTS, Uses, is_fresh, listed
 from graphgen.graph import CONSTANT, ORIGIN, fixed_values, is_float, parameters
@@ -34,7 +35,7 @@ class Found:
     """The weights of a model, and what its graph and its file say of them."""
 
     def __init__(self, model: ir.Model) -> None:
-        graph = model.graph
+        self.graph = graph = model.graph
         [self.loss] = graph.outputs
         read = reads(graph)
         self.needed = {self.loss}.union(*(read[node] for node in ancestors(self.loss, read)))
@@ -105,6 +106,12 @@ class Found:
                     "the next one reads it; a graph keeps nothing from one call to the next: "
                     "export the module in evaluation mode, or make it an input and an output"
                 )
+        if self.scripted and (node := straight_through(self.graph)) is not None:
+            raise GraphgenError(
+                f"artifacts: {node.name} adds what was subtracted before, as a straight-through "
+                "estimator does: a part of it was detached, and files by TorchScript do not say "
+                f"so, so the gradient would be another one; {EXPORT}"
+            )
         norms = r"num_batches_tracked|running_(mean|var)"
         gone = [n for n in changed if n not in self.values and not re.search(norms, n)]
         if gone:

@@ -7,7 +7,7 @@ each node what its call in torch had.
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
-from itertools import pairwise
+from itertools import pairwise, permutations
 
 import numpy as np
 import onnx_ir as ir
@@ -247,6 +247,16 @@ def made_in_steps(graph: ir.Graph) -> set[str]:
             if unknown.isdisjoint(range(first + 1, end + 1)):
                 return {str(made[n].name) for n in products if n >= number}
     return set()
+
+
+def straight_through(graph: ir.Graph) -> ir.Node | None:
+    """The sum (a - y) + y, if there is one: a - y was detached, so that y has all the gradient."""
+    for node in graph:
+        for x, y in permutations(present_inputs(node) if is_a(node, ops.add) else [], 2):
+            made = x.producer()
+            if made is not None and is_a(made, ops.sub) and present_inputs(made)[1] is y:
+                return node
+    return None
 
 
 def in_doubt(names: Sequence[str]) -> str:

@@ -352,7 +352,7 @@ def test_no_kill_leaves_a_part_of_an_adapter(tmp_path: Path) -> None:
 
     def write(value: int) -> list[bytes]:
         ones = np.full((4, 2), value, np.float32)
-        Adapter({f"q{A}": ones.T.copy(), f"q{B}": ones}, 2, 2.0).save(place)
+        Adapter({f"q{A}": ones.T.copy(), f"q{B}": ones}, 2, float(value)).save(place)
         return content()
 
     def content() -> list[bytes]:

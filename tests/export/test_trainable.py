@@ -811,6 +811,16 @@ def test_a_gap_in_torchscripts_numbers_is_a_calculated_weight(
         assert trained(path, names) == names
 
 
+def test_a_straight_through_estimator_of_torchscript_is_refused(tmp_path):
+    """(round(h) - h).detach() + h: its file lacks the detach, and h would have no gradient."""
+    steps = [("MatMul", ["x", "a.weight"], "h"), ("Round", ["h"], "r"), ("Sub", ["r", "h"], "d")]
+    nodes = [("/a", helper.make_node(op, inputs, [y])) for op, inputs, y in steps]
+    nodes += [("/a", helper.make_node("Add", ["d", "h"], ["y"]))]
+    path = save(tmp_path / "m.onnx", nodes, {"a.weight": normal(4, 4)}, ["n", 4], y=["n", 4])
+    with pytest.raises(GraphgenError, match="/a/Add adds what was subtracted before, as a stra"):
+        trained(path)
+
+
 def test_a_refusal_says_what_a_command_takes(tmp_path, capsys):
     """As Python has it, it would be a pattern of letters in brackets."""
     weights = {"a.it's": normal(4, 4), "onnx::Gemm_9": normal(4, 4)}
