@@ -26,6 +26,10 @@ ENCODERS: dict[str, dict[str, Any]] = {
     "camembert": {**_BASE, "pad_token_id": 1},
     "camembert, odd": {"hidden_act": "relu", "pad_token_id": 5, "type_vocab_size": 1}
     | {"tie_word_embeddings": False},
+    "data2vec-text": {**_BASE, "pad_token_id": 1},
+    "roberta-prelayernorm": {**_BASE, "pad_token_id": 1, "hidden_act": "gelu_new"},
+    "xlm-roberta-xl": {**_BASE, "pad_token_id": 1, "type_vocab_size": 1},
+    "megatron-bert": {**_BASE, "tie_word_embeddings": False, "num_hidden_layers": 3},
     "electra": {**_BASE, "embedding_size": 20},
     "electra, one size": {"embedding_size": 32, "hidden_act": "gelu_new", "num_attention_heads": 2},
     "albert": {**_BASE, "embedding_size": 20, "num_hidden_layers": 3},
@@ -132,6 +136,7 @@ HEADS = {"MaskedLM": "fill-mask", "SequenceClassification": "text-classification
 
 def weight(name: str, shape: tuple[int, ...]) -> np.ndarray:
     """Random numbers so large that each matters; of a name the same, whoever asks."""
+    name = name.removeprefix("roberta_prelayernorm.")  # which is no name of a norm
     name = name.replace("LayerNorm", "norm").replace("decoder.bias", "bias")
     return published_decoders.weight(name, shape)
 

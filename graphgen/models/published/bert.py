@@ -40,12 +40,12 @@ def specification(config: Config, **own: Any) -> EncoderSpecification:
     return EncoderSpecification(**given | own)
 
 
-def roberta(config: Config) -> EncoderSpecification:
+def roberta(config: Config, **own: Any) -> EncoderSpecification:
     """The n-th token that is not padding has position n + padding's id."""
     padding = config.optional("pad_token_id", int, 1)
     if padding is None or padding >= config.take("max_position_embeddings", int, 512):
         config.refuse("pad_token_id", padding, "an id that has a position")
-    return specification(config, padding=padding, activation="gelu")
+    return specification(config, padding=padding, activation="gelu", **own)
 
 
 def electra(config: Config) -> EncoderSpecification:

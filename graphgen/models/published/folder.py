@@ -10,7 +10,10 @@ from graphgen.files import present, read_json
 from graphgen.models.published.language_model import language_fields
 
 _POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_target_positions")
-_AFTER_PADDING = ("roberta", "xlm-roberta", "camembert", "mpnet")
+_AFTER_PADDING = (
+    *("roberta", "xlm-roberta", "camembert", "mpnet", "data2vec-text"),
+    *("roberta-prelayernorm", "xlm-roberta-xl"),
+)
 """Types whose positions begin after that of padding."""
 
 SPECIAL = [f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")]

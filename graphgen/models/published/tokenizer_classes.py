@@ -15,9 +15,9 @@ from graphgen.models.published.folder import encoded, panics, settings, tokenize
 from graphgen.models.published.tokenizer_parts import around, charsmap_of, parts_of
 
 _OF_TYPES = {
-    "Bert": "bert distilbert electra nomic_bert",
+    "Bert": "bert distilbert electra nomic_bert megatron-bert",
     "MPNet": "mpnet",
-    "Roberta": "roberta bart",
+    "Roberta": "roberta bart data2vec-text roberta-prelayernorm",
     "XLMRoberta": "xlm-roberta",
     "Camembert": "camembert",
     "Albert": "albert",
@@ -31,7 +31,7 @@ _OF_TYPES = {
     "Cohere": "cohere cohere2",
     "GPTNeoX": "gpt_neox",
     "Whisper": "whisper",
-    "": "mistral mixtral granite olmo2 phi3 glm glm4 stablelm modernbert umt5",  # as the file says
+    "": "mistral mixtral granite olmo2 phi3 glm glm4 stablelm modernbert umt5 xlm-roberta-xl",
 }
 """The class that transformers has for a model type; "" reads the file whatever class is named."""
 
