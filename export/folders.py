@@ -256,9 +256,11 @@ def write_genai(
     """
     found = in_place(model_in(model, "write_genai"))
     if isinstance(found, Miss):
+        runtime = find_target("cpu").runtime  # older ones have fewer kernels of attention
         raise GraphgenError(
             f"build({out.name}): the cache cannot be in place, which --layout genai needs: "
-            f"{found.reason}; choose --layout plain"
+            f"{found.reason}, for onnxruntime {runtime}; choose --layout plain, or a newer "
+            "onnxruntime where that one is old"
         )
     if target == "webgpu":
         found = optimize(found, target=target).model
