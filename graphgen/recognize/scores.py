@@ -93,6 +93,7 @@ class Scores:
         self.apart: list[Dim] = []  # batches along which an operand may have 1 and another more
         self.unknown = 0  # biases that may be that low
         self.floor = False  # whether a bias may be as low as the lowest number
+        self.replaced = False  # whether numbers take the place of hidden scores: none is added
         self.shielded = False  # whether weights that are NaN, of whatever scores, become 0
         self.maxima: list[Dims] = []  # the axes of maxima that are subtracted
         self.known: list[View] = [q, k]
@@ -184,6 +185,7 @@ class Scores:
                 return Miss(f"Where chooses between the scores and {given}, {wanted}")
             if low * factor not in self.lows:
                 self.lows.append(low * factor)
+            self.replaced = True
             return self._keep(node, node.inputs[0], negated=i == 2)
         return None
 
@@ -352,7 +354,10 @@ class Scores:
             lowest = lowest_of(self.q.source) / 2
             if bias is not None and (self.floor or not fixed):
                 bias = maximum(bias, lowest)
-            if keep is not None:
+            if keep is not None and bias is not None and not self.replaced:
+                # As the graph adds them: a choice between what has all axes takes twice as long.
+                bias = bias + where(keep, 0.0, lowest)
+            elif keep is not None:
                 bias = where(keep, 0.0 if bias is None else bias, lowest)
             twice = "a row that is masked entirely, twice in part, would give another mean of V"
             caveat = twice if len(self.lows) + self.unknown > 1 else ""

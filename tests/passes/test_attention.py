@@ -222,6 +222,31 @@ def test_rows_that_a_foreign_mask_hides_stay_what_they_were_if_they_were_numbers
     assert (site.status, "masked entirely" in site.reason) == ("refused", True)
 
 
+@pytest.mark.parametrize("is_added", [True, False])
+def test_a_bias_that_is_hidden_counts_where_the_mask_is_added(is_added: bool) -> None:
+    """x + NaN + low is NaN; low in the place of x + NaN is not. A row may be hidden entirely."""
+
+    def body(q: Any, k: Any, v: Any, mask: Any, bias: Any) -> Any:
+        s = plain_scores(q, k) + bias
+        s = s + ops.where(mask, 0.0, LOWEST) if is_added else ops.where(mask, s, LOWEST)
+        return merge(ops.softmax(s) @ heads(v))
+
+    x, bias = gg.float32["b", "t", H * D], gg.float32["b", H, 1, "t"]
+    mask = gg.bool_["b", 1, 1, "t"]
+    model = build(body, primitives=True, q=x, k=x, v=x, mask=mask, bias=bias)
+    best = optimize(model, verify=True).model
+    assert count_operators(best)["Attention"] == 1
+    draw = np.random.default_rng(0)
+    feeds = {n: draw.standard_normal((3, 4, H * D)).astype(np.float32) for n in "qkv"}
+    feeds["mask"] = np.array([[1, 1, 1, 0], [0, 0, 0, 0], [1, 0, 0, 0]], bool)[:, None, None]
+    feeds["bias"] = draw.standard_normal((3, H, 1, 4)).astype(np.float32)
+    feeds["bias"][2, 1, 0, 3] = np.nan
+    wanted, got = run_plain(model, feeds)[0], run_plain(best, feeds)[0]
+    assert np.isnan(wanted).any() == is_added
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(wanted))
+    assert relative_rms(np.nan_to_num(wanted), np.nan_to_num(got)) < ROUNDING
+
+
 def weights_too(q: Any, k: Any, v: Any) -> Any:
     w = ops.softmax(heads(q) @ heads(k, (0, 2, 3, 1)) / math.sqrt(D))
     return merge(w @ heads(v)), w
