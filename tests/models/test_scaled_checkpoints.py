@@ -193,6 +193,7 @@ FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3"}
 _INT4 = {"_data": "int4", "_type": "torch.dtype"}
 INTX = {"_type": "IntxWeightOnlyConfig", "_version": 2, "_data": {"weight_dtype": _INT4}}
 INTX = {"quant_method": "torchao", "quant_type": {"default": INTX}}
+TYPED = {"_type": "IntxWeightOnlyConfig"}
 CASES: dict[str, tuple[dict[str, Any], Any, bool]] = {
     "4 bits": (scheme("pack-quantized", **GROUPS), integers(4, 32), True),
     "4 bits, zero points": (scheme("pack-quantized", **GROUPS), integers(4, 32, even=False), True),
@@ -304,7 +305,9 @@ def test_a_folder_of_small_floats_may_be_quantized(case: str, tmp_path: Path) ->
         ({"quant_method": "hqq"}, "aqlm; its HQQLinear.dequantize() makes floats of it, which"),
         ({"quant_method": "vptq"}, "order is that of a kernel: otherwise give the checkpoint of"),
         ({"quant_method": "metal"}, "bits and group_size is {'bits': None,"),
+        ({"quant_method": "metal", "mode": [1]}, "'mode': [1]}; it must be 2 to 6 or 8 bits"),
         ({"quant_method": "torchao"}, "quant_type is []; it must be one of torchao's with"),
+        (INTX | {"quant_type": TYPED | {"_data": {"intx_packing_format": "x"}}}, "format is 'x'"),
         ({"quant_method": "bitnet", "use_rms_norm": True}, "use_rms_norm is True; it must be"),
         ({"more": 1}, "does not have these fields: more = 1"),
     ],

@@ -102,7 +102,8 @@ def mlx(own: Config, method: str) -> Mlx:
 
 def _rule(own: Config, name: str, rule: Mapping[str, Any]) -> tuple[int, int, str]:
     bits, group, mode = (rule[n] for n in ("bits", "group_size", "mode"))
-    known = mode in _MODES and bits in ((_MODES[mode],) if _MODES.get(mode) else _BITS)
+    known = isinstance(mode, str) and mode in _MODES
+    known = known and bits in ((_MODES[mode],) if _MODES.get(mode) else _BITS)
     if not known or type(bits) is not int or group not in SIZES or type(group) is not int:
         own.refuse(name, dict(rule), f"2 to 6 or 8 bits, groups of {SIZES}, mode {[*_MODES]}")
     return bits, group, mode

@@ -35,6 +35,11 @@ class TorchAo:
         return form.weight(layer, own | {"weight": whole})
 
 
+def _data(of: Any) -> Any:
+    """What torchao writes of a member of an enumeration, {"_type": ..., "_data": name}."""
+    return of.get("_data") if isinstance(of, dict) else of
+
+
 def torchao(own: Config) -> TorchAo:
     """What a quantization_config of torchao says.
 
@@ -54,8 +59,8 @@ def torchao(own: Config) -> TorchAo:
             dynamic |= "Dynamic" in kind
             given = value.get("_data")
             given = given if isinstance(given, dict) else {}
-            form = given.get("intx_packing_format", {}).get("_data", "UNPACKED_TO_INT8")
-            name = str(given.get("weight_dtype", {}).get("_data", "int8"))
+            form = _data(given.get("intx_packing_format", "UNPACKED_TO_INT8"))
+            name = str(_data(given.get("weight_dtype", "int8")))
             bits |= {int(name[3:])} if name[:3] == "int" and name[3:].isdecimal() else set()
             if form != "UNPACKED_TO_INT8":
                 own.refuse("intx_packing_format", form, _FOR_KERNELS)
