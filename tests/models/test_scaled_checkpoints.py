@@ -329,15 +329,21 @@ def test_what_does_not_fit_is_refused(change: Any, told: str, tmp_path: Path) ->
         ("4 bits, zero points", "weight_zero_point"),
         ("8 bits of channels", "weight_zero_point"),
         ("4 bits, order", "weight_g_idx"),
+        ("metal", "weight"),
+        ("metal", "scales"),
+        ("torchao", "_weight_qdata"),
+        ("torchao", "_weight_scale"),
+        ("aqlm", "codes"),
     ],
 )
 def test_parts_of_another_size_are_refused(case: str, part: str, tmp_path: Path) -> None:
     few, *_ = checkpoints(tmp_path, *CASES[case][:2])
     arrays = {w.name: w.read() for w in read_header(few / "model.safetensors")}
     name = f"model.layers.0.mlp.up_proj.{part}"
-    write_weights(few / "model.safetensors", arrays | {name: arrays[name][:-1]})
-    with pytest.raises(GraphgenError, match=r"weights do not fit: model\.layers\.0\.mlp\.up_proj"):
-        from_folder(few)
+    for other in (arrays[name][:-1], arrays[name].reshape(-1)[:1].reshape(())):
+        write_weights(few / "model.safetensors", arrays | {name: other})
+        with pytest.raises(GraphgenError, match=r"do not fit: model\.layers\.0\.mlp\.up_proj"):
+            from_folder(few)
 
 
 @pytest.mark.parametrize(

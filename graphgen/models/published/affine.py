@@ -50,12 +50,13 @@ class Mlx:
             return None, []
         bits, group, mode = self.rules.get(layer, self.rules[""])
         least = parts.get("biases", parts.get("qbiases"))
-        columns = scales.shape[-1] * group
-        shape, kind = (words.shape[0], columns), ir.DataType.UINT32
+        rows, count = (*words.shape, 0)[0], (*scales.shape, 0, 0)[1]
+        columns = count * group
+        shape = rows, columns
         if (
-            words.dtype is not kind
-            or words.shape != (shape[0], columns * bits // 32)
-            or scales.shape != (shape[0], columns // group)
+            words.dtype is not ir.DataType.UINT32
+            or words.shape != (rows, columns * bits // 32)
+            or scales.shape != (rows, count)
             or (mode == "affine") != (least is not None and least.shape == scales.shape)
         ):
             given = f"{words.dtype.name.lower()}{list(words.shape)} and {list(scales.shape)} scales"

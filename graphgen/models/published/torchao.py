@@ -30,7 +30,7 @@ class TorchAo:
         if whole is None or scale is None:
             return None, [f"{layer} has {' and '.join(parts)} alone"]
         count = scale.shape[1] if len(scale.shape) == 2 else 1
-        size = whole.shape[-1] // max(count, 1)
+        size = max((*whole.shape, 0, 0)[1] // max(count, 1), 1)
         form = Compressed(frozenset({self.bits}), frozenset({size}), None, self.rounds)
         return form.weight(layer, own | {"weight": whole})
 
