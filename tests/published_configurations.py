@@ -21,7 +21,7 @@ _INNER = ("intermediate_size", "hidden_dim", "ffn_dim", "d_ff", "encoder_ffn_dim
 _INNER += ("decoder_ffn_dim", "ffn_hidden_size", "n_inner", "moe_intermediate_size")
 _INNER += ("shared_expert_intermediate_size",)
 _EXPERTS = ("num_experts", "num_local_experts")
-_PER_LAYER = ("layer_types", "no_rope_layers")
+_PER_LAYER = ("layer_types", "no_rope_layers", "attention_layers")
 _OF_HEADS = ("head_dim", "d_kv", "attention_head_size")
 _PER_HEAD = 16
 
@@ -51,11 +51,14 @@ def small(fields: dict[str, Any]) -> dict[str, Any]:
     for name in _PER_LAYER:
         if found.get(name):
             found[name] = found[name][:layers]
+    if found.get("attention_types"):  # the same kinds, and how often they come
+        found["attention_types"] = [[found["attention_layers"], 1]]
     for name in _EXPERTS:
         if found.get(name):
             found[name] = min(found[name], 8)
-    if found.get("sliding_window"):
-        found["sliding_window"] = 5  # so that it counts for short texts
+    for name in ("sliding_window", "window_size"):
+        if found.get(name):
+            found[name] = 5  # so that it counts for short texts
     scaling = found.get("rope_scaling") or {}
     for name in ("long_factor", "short_factor"):
         if name in scaling:
