@@ -105,10 +105,12 @@ class Checkpoint:
         path = Path(path)
         self._check(path)
         if sum(array.nbytes for array in self.tensors()) <= _ROOM:
-            data = _encode(self, None)
+            data, second = _encode(self, None), data_of(path)
+            larger = second.is_file() and _is_in_two(path)  # else the second is of something else
             with replacing("checkpoint", path) as [file]:
                 file.write_bytes(data)
-            data_of(path).unlink(missing_ok=True)  # of a larger one that stood here
+            if larger:
+                second.unlink(missing_ok=True)
         else:
             with (
                 replacing("checkpoint", data_of(path), path, named=True) as [second, first],
@@ -193,6 +195,17 @@ def _mapped(path: Path, first: Path) -> bytes | mmap.mmap:
         ) from None
 
 
+def _is_in_two(path: Path) -> bool:
+    """Whether a checkpoint stands there that has a second file."""
+    try:
+        data = _mapped(path, path)
+        module = _Record(data, int.from_bytes(data[:4], "little")).record(1)
+        found = module is not None and module.number(3, _kinds.BoolFlags)
+    except (GraphgenError, ValueError, TypeError, struct.error):
+        return False
+    return data[4:8] == _IDENTIFIER and bool(found)
+
+
 # Writing. A flatbuffer is built from its leaves to its root; a field is (kind, value) at the slot
 # of its position, and 0, every field's default, is left out.
 
@@ -202,7 +215,7 @@ _FLOAT32, _OFFSET = _Builder.PrependFloat32Slot, _Builder.PrependUOffsetTRelativ
 _BOOL = _Builder.PrependBoolSlot
 
 
-def _PLACE(builder: Any, slot: int, value: int, _: int) -> None:  # noqa: N802
+def _place_slot(builder: Any, slot: int, value: int, _: int) -> None:
     """external_data_offset, the one field whose default is another: -1."""
     builder.PrependInt64Slot(slot, value, -1)
 
@@ -223,13 +236,12 @@ class _Beside:
 
 
 def _encode(checkpoint: Checkpoint, outside: "_Beside | None") -> memoryview:
-    optimizer = checkpoint.optimizer
-    own = [*checkpoint.trainable.values(), *checkpoint.frozen.values()] if outside else []
-    inside = sum(array.nbytes for array in checkpoint.tensors()) - sum(a.nbytes for a in own)
+    optimizer, sizes = checkpoint.optimizer, [array.nbytes for array in checkpoint.tensors()]
+    first = len(checkpoint.trainable) + len(checkpoint.frozen) if outside else 0
+    inside = sum(sizes[first:])  # all, or the moments, which come last
     moments = outside if inside > _ROOM else None
     # Growing the buffer would copy it: reserve what the tensors take, and some for each table.
-    count = sum(512 for _ in checkpoint.tensors())
-    builder = _Builder(1024 + count + (0 if moments else inside))
+    builder = _Builder(1024 + 512 * len(sizes) + (0 if moments else inside))
     optimizers = [] if optimizer is None else [_optimizer(builder, optimizer, moments)]
     module = _table(
         builder,
@@ -289,7 +301,7 @@ def _tensor(builder: Any, name: str, array: Array, outside: _Beside | None) -> i
         (_INT32, data_type.value),
         (_OFFSET, builder.CreateNumpyVector(raw) if place < 0 else 0),
         (_OFFSET, 0),  # string_data
-        (_PLACE, place),
+        (_place_slot, place),
     )
 
 

@@ -111,6 +111,14 @@ def test_a_second_file_has_the_bytes(tmp_path: Path, small_room: None) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
 
 
+def test_a_file_of_something_else_stays(tmp_path: Path) -> None:
+    """As the weights of an ONNX model that is called like a checkpoint."""
+    (tmp_path / "model.data").write_bytes(b"weights")
+    for _ in range(2):
+        Checkpoint(W).save(tmp_path / "model")
+    assert (tmp_path / "model.data").read_bytes() == b"weights"
+
+
 @pytest.mark.parametrize("small_room", [100], indirect=True)
 @pytest.mark.parametrize(
     ("change", "message"),
