@@ -308,6 +308,10 @@ def test_a_folder_of_small_floats_may_be_quantized(case: str, tmp_path: Path) ->
         ({"quant_method": "metal", "mode": [1]}, "'mode': [1]}; it must be 2 to 6 or 8 bits"),
         ({"quant_method": "torchao"}, "quant_type is []; it must be one of torchao's with"),
         (INTX | {"quant_type": TYPED | {"_data": {"intx_packing_format": "x"}}}, "format is 'x'"),
+        (
+            INTX | {"quant_type": TYPED | {"_data": {"weight_dtype": "uint4"}}},
+            "is 'uint4'; it must",
+        ),
         ({"quant_method": "bitnet", "use_rms_norm": True}, "use_rms_norm is True; it must be"),
         ({"more": 1}, "does not have these fields: more = 1"),
     ],

@@ -61,7 +61,10 @@ def torchao(own: Config) -> TorchAo:
             given = given if isinstance(given, dict) else {}
             form = _data(given.get("intx_packing_format", "UNPACKED_TO_INT8"))
             name = str(_data(given.get("weight_dtype", "int8")))
-            bits |= {int(name[3:])} if name[:3] == "int" and name[3:].isdecimal() else set()
+            if name[:3] == "int" and name[3:].isdecimal():
+                bits.add(int(name[3:]))
+            elif not name.startswith("float8"):
+                own.refuse("weight_dtype", name, _FOR_KERNELS)
             if form != "UNPACKED_TO_INT8":
                 own.refuse("intx_packing_format", form, _FOR_KERNELS)
     kinds -= {"FqnTo", "ModuleFqnTo"}
