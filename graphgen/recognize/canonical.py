@@ -367,7 +367,12 @@ def _repeated_batch(product: ir.Node, axis: int) -> Any:
     if here:
         return dim(adopt(here[0]), axis)
     a, b = (sizes_vector(dim(adopt(x), axis)) for x in operands)
-    return size_from(where(equal(a, 1), b, a))
+    return size_from(_broadcast(a, b))
+
+
+def _broadcast(a: Any, b: Any) -> Any:
+    """The sizes to which those of two are repeated."""
+    return where(equal(a, 1), b, a)
 
 
 def _size_along(axes: Dim, views: Sequence[View]) -> Any:
@@ -395,7 +400,7 @@ def _size_of(size: Any, above: Sequence[ir.Value]) -> Any:
     if not names or None in sizes:
         return None
     vectors = [sizes_vector(each) for each in sizes]
-    return size_from(reduce(lambda a, b: where(equal(a, 1), b, a), vectors))  # as they broadcast
+    return size_from(reduce(_broadcast, vectors))
 
 
 def _with_size(size: Any, values: Sequence[ir.Value]) -> tuple[ir.Value, int] | None:
