@@ -15,20 +15,42 @@ from graphgen.models.published.named import (
     layer_windows,
     rms_norm,
     specification,
+    windows,
 )
+from graphgen.models.published.rope import given_parameters
 from graphgen.models.published.specification import Sight, Specification, each_head
 from graphgen.models.published.weights import Stack
 from graphgen.parts import Part
 
 
-def llama(config: Config) -> Specification:
+def llama(config: Config, **own: Any) -> Specification:
     """Llama, Mistral and Ministral (arXiv 2302.13971, 2310.06825)."""
     # What the publishers of SmolLM2, Falcon3 and InternLM2 note about their architecture.
     config.expect("bias", False)
     config.expect("is_llama_config", True)
     config.expect("rope_interleaved", False)
     config.expect("activation", "swiglu")
-    return specification(config)
+    return specification(config, **own)
+
+
+_TEMPERED = {
+    "rope_type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16384,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
+"""What Ministral 3's class takes where a configuration says nothing of its positions."""
+
+
+def ministral3(config: Config) -> Specification:
+    """Positions of YaRN, beyond which queries grow, unless the configuration says others."""
+    given = given_parameters(config) or _TEMPERED
+    return llama(config, sights=all_turned(config, windows(config), parameters=given))
 
 
 def qwen2(config: Config) -> Specification:
@@ -135,7 +157,8 @@ QKV: dict[str, Source] = {
 
 
 FAMILIES = {
-    **dict.fromkeys(("llama", "mistral", "ministral", "ministral3"), family(llama)),
+    **dict.fromkeys(("llama", "mistral", "ministral"), family(llama)),
+    "ministral3": family(ministral3),
     "qwen2": family(qwen2),
     "qwen3": family(qwen3),
     "smollm3": family(smollm3),

@@ -17,7 +17,7 @@ ABSENT: dict[str, dict[str, Any]] = {
     "qwen3": {"kv_heads": 32, "window": 4096, "head_dim": 128},
     "smollm3": {"kv_heads": 4, "theta": 2e6, "tied": True},
     "ministral": {"kv_heads": 8, "window": 4096},
-    "ministral3": {"kv_heads": 8, "head_dim": 128, "epsilon": 1e-5, "theta": 1e6},
+    "ministral3": {"kv_heads": 8, "head_dim": 128, "epsilon": 1e-5},
     **{kind: {"epsilon": 1e-5} for kind in ("olmo2", "olmoe", "arcee", "eurobert")},
     "olmo3": {"epsilon": 1e-5, "window": 4096, "theta": 5e5},
     "phi3": {"epsilon": 1e-5, "partial": 1.0},
