@@ -81,6 +81,15 @@ def divergence(logits: Array, others: Array) -> Array:
     return found
 
 
+def relative(pairs: Iterable[tuple[Array, Array]]) -> float:
+    """√(Σ (y - ŷ)² / Σ y²) of pairs (y, ŷ), which may be parts of one; 1 if only y is 0."""
+    error = scale = 0.0
+    for wanted, given in pairs:
+        error += float(np.square(given - wanted, dtype=np.float64).sum())
+        scale += float(np.square(wanted, dtype=np.float64).sum())
+    return math.sqrt(error / scale) if scale else float(error > 0)
+
+
 def tensors(results: Iterable[Any]) -> Iterator[Array]:
     """All arrays of results, of which sequences hold several, and maps their keys and values."""
     for x in results:

@@ -28,6 +28,7 @@ from graphgen.match import (
     Site as Done,
     run_passes,
 )
+from graphgen.measure.accuracy import relative
 from graphgen.measure.feeds import feeds_of_kind, sizes_of
 from graphgen.model import readable
 from graphgen.op import Op
@@ -43,8 +44,23 @@ from graphgen.places import where_is
 from graphgen.processor import FITS, INT8_KEY, NEEDS, saturating_product
 from graphgen.quantize.calibration import Seen, observed, random_feeds
 from graphgen.quantize.effect import Layer, Report, opened
-from graphgen.quantize.experts import chooses_experts, experts_of, layers_of, obstacle, treat
-from graphgen.quantize.sites import AccuracyLevel, Site, product, reads_rows, rows, site_at
+from graphgen.quantize.experts import (
+    Treated,
+    chooses_experts,
+    experts_of,
+    layers_of,
+    obstacle,
+    treat,
+)
+from graphgen.quantize.layers import layout_of, rewritten, rules_of, settle, treat_experts
+from graphgen.quantize.sites import (
+    AccuracyLevel,
+    Site,
+    product,
+    reads_rows,
+    site_at,
+    with_integers,
+)
 from graphgen.quantize.spool import Spool
 from graphgen.record import Tape, recording
 from graphgen.targets import Target, TargetName, target as find_target
@@ -129,13 +145,10 @@ def quantize(
         full_range,
         progress,
     )
-    model = readable(model_in(model, "quantize").clone())
-    report = Report(scheme, str(job.profile), job.limit, total_bytes(model))
+    report = Report(scheme, str(job.profile), job.limit)
     engine = Engine(stop_after, partial(_beyond, limit=job.limit) if verify else None)
-    [report.sites] = run_passes(model, [job.as_pass()], engine)
+    model = rewritten("quantize", model, job.as_pass(), engine, report)
     report.layers = job.layers
-    clean(model)
-    report.bytes_after = total_bytes(model)
     return model, report
 
 
@@ -196,11 +209,11 @@ class Quantizing:
                 break
             layers, outcomes = self._treat(model.graph, group, seen)
             nodes = [site.end for site in group]
-            part = engine.run("quantize", model, rules_of(outcomes), forward=True, nodes=nodes)
-            found = part.sites
+            rules = rules_of(outcomes)
+            found = engine.run("quantize", model, rules, forward=True, nodes=nodes).sites
             done.sites += found
+            settle(zip(nodes, layers, strict=True), found)
             for site, layer in zip(group, layers, strict=True):
-                settle(layer, next((s for s in found if s.node is site.end), None))
                 summed |= layer.scheme == "int8" and not site.table
             first, in_float = layers[0], [layer.scheme == "float" for layer in layers]
             if all(in_float):
@@ -208,17 +221,7 @@ class Quantizing:
             if any(in_float):
                 first.bytes_after += first.bytes_before  # the float weight still is
             self.layers += layers
-        for node in [*experts_of(model)]:
-            if engine.stopped:
-                break
-            layers, outcome = self._treat_experts(model.graph, node)
-            found = engine.run("quantize", model, rules_of({node: outcome}), nodes=[node]).sites
-            done.sites += found
-            for layer in layers:
-                settle(layer, next(iter(found), None))
-                if layer.scheme == "float":
-                    layer.bytes_after = layer.bytes_before
-            self.layers += layers
+        self.layers += treat_experts(model, engine, partial(self._experts, model.graph), done)
         if summed:
             model.metadata_props[INT8_KEY] = NEEDS if self.full_range else FITS
         return done
@@ -307,33 +310,18 @@ class Quantizing:
             refusals = (Refusal(layer.reason) for layer in layers)
             return layers, dict(zip((site.end for site in group), refusals, strict=True))
         layers[0].bytes_after = sum(array.nbytes for array in arrays.values())
-        made = {
-            role: named(graph, f"{weight.name}_{role}", self.spool.keep(array))
-            for role, array in arrays.items()
-        }
+        made = self.spool.weights(graph, str(weight.name), arrays)
+        rewrites = dict[ir.Node, Any]()
+        for site, layer in zip(group, layers, strict=True):
+            why = f"{layer.scheme}, relative error of its {layer.measured_on} {layer.error:.3g}"
+            how = (site, made, matrix.shape, why, shared)
+            rewrites[site.end] = partial(with_integers, *how, level=self.accuracy_level)
+        return layers, rewrites
 
-        def rewrite(site: Site, layer: Layer) -> Rewrite:
-            site = site.now()
-            y = (
-                rows(site, made, matrix.shape)
-                if site.table
-                else product(site, made, matrix.shape, shared, level=self.accuracy_level)
-            )
-            reason = f"{layer.scheme}, relative error of its {layer.measured_on} {layer.error:.3g}"
-            return Rewrite(y, site.reads, reason)
-
-        return layers, {
-            site.end: partial(rewrite, site, layer)
-            for site, layer in zip(group, layers, strict=True)
-        }
-
-    def _treat_experts(self, graph: ir.Graph, node: ir.Node) -> tuple[list[Layer], Outcome | Any]:
+    def _experts(self, graph: ir.Graph, node: ir.Node) -> Treated:
         if reason := obstacle(node, self.scheme, self.profile):
             return layers_of(node, self.scheme), Refusal(reason)
-
-        def keep(name: str, array: Array) -> ir.Value:
-            return named(graph, name, self.spool.keep(array))
-
+        keep = partial(self.spool.weights, graph)
         return treat(self.who, node, self.size, self.accuracy_level, self.limit, keep)
 
     def _integers(
@@ -352,23 +340,6 @@ class Quantizing:
             return to_rows(w, total, full_range=alone or self.full_range)
         bits: Bits = 8 if self.scheme == "weights8" else 4
         return to_blocks(w, moments, bits=bits, block_size=self.size, symmetric=symmetric)
-
-
-def rules_of(outcomes: Mapping[ir.Node, Any]) -> dict[str, list[Rule]]:
-    """Rules that say what was found out about some nodes."""
-
-    def rule(node: ir.Node) -> Outcome:
-        found = outcomes.get(node)
-        return cast(Callable[[], Outcome], found)() if callable(found) else found
-
-    return {operator_name(node): [rule] for node in outcomes}
-
-
-def settle(layer: Layer, done: Done | None) -> None:
-    """What finally became of a layer."""
-    if done is None or done.status != "fired":
-        layer.scheme = "float"
-        layer.reason = "it comes after the last that was wanted" if done is None else done.reason
 
 
 def profile_of(who: str, scheme: Scheme, name: TargetName) -> Target:
@@ -416,35 +387,12 @@ def _beyond(
     try:
         with opened(after) as session:
             for feed, wanted in ran:
-                lost = _relative(zip(wanted, session(feed), strict=True))
+                lost = relative(zip(wanted, session(feed), strict=True))
                 if not lost <= limit:
                     return f"its relative error in its place is {lost:.3g}, above {limit:.3g}"
     except GraphgenError as error:
         return f"in its place it does not run: {error}"
     return None if ran else f"{UNVERIFIED}: no sizes were found at which it runs"
-
-
-def layout_of(integers: Rows | Blocks, shared: bool) -> dict[str, Array]:
-    """The arrays of the file, as the operators read them: (N, K) if a table is shared."""
-    if isinstance(integers, Rows):
-        q = integers.integers if shared else np.ascontiguousarray(integers.integers.T)
-        return {"int8": q, "scale": integers.scales}
-    zeros = integers.zero_points
-    role = "int4" if integers.bits == 4 else "uint8"
-    arrays = {role: integers.integers, "scale": integers.scales, "zero_point": zeros}
-    further = {"shift": integers.shift, "rest": integers.rest}
-    return arrays | {role: array for role, array in further.items() if array is not None}
-
-
-def named(graph: ir.Graph, name: str, tensor: ir.LazyTensor) -> ir.Value:
-    """A new weight of the graph."""
-    while name in graph.initializers:
-        name += "_"
-    tensor.name = name
-    value = ir.Value(name=name, const_value=tensor, shape=ir.Shape(tensor.shape.numpy()))
-    value.type = ir.TensorType(tensor.dtype)
-    graph.register_initializer(value)
-    return value
 
 
 def _error(
@@ -471,7 +419,7 @@ def _error(
             )
         with opened(model) as session:
             pairs = [(x @ w.T, session(x=x)[0])]
-    return _relative(pairs)
+    return relative(pairs)
 
 
 def _saturated_error(w: Array, rows: Rows, x: Array) -> float:
@@ -481,19 +429,4 @@ def _saturated_error(w: Array, rows: Rows, x: Array) -> float:
     zero = np.clip(np.rint(-low / scale), 0, 255)
     q = np.clip(np.rint(x / scale) + zero, 0, 255).astype(np.uint8)
     total = saturating_product(q, rows.integers.T) - zero * rows.integers.sum(axis=1, dtype=int)
-    return _relative([(x @ w.T, total * (scale * rows.scales))])
-
-
-def _relative(pairs: Iterable[tuple[Array, Array]]) -> float:
-    """√(Σ (y - ŷ)² / Σ y²) of pairs (y, ŷ)."""
-    error = scale = 0.0
-    for wanted, given in pairs:
-        error += float(np.square(given - wanted, dtype=np.float64).sum())
-        scale += float(np.square(wanted, dtype=np.float64).sum())
-    return math.sqrt(error / scale) if scale else float(error > 0)
-
-
-def total_bytes(model: ir.Model) -> int:
-    """Of all weights of a graph."""
-    tensors = [value.const_value for value in model.graph.initializers.values()]
-    return sum(bytes_of(tensor) for tensor in tensors if tensor is not None)
+    return relative([(x @ w.T, total * (scale * rows.scales))])

@@ -55,7 +55,7 @@ class Report(Tabular):
     scheme: str
     target: str
     threshold: float
-    bytes_before: int
+    bytes_before: int = 0
     bytes_after: int = 0
     layers: list[Layer] = field(default_factory=list)
     sites: PassReport = field(default_factory=lambda: PassReport("quantize"))

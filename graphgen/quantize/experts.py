@@ -1,6 +1,5 @@
 """Experts in four bits: both weights of all experts, which one operator multiplies."""
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
@@ -14,6 +13,7 @@ from graphgen.errors import GraphgenError
 from graphgen.graph import bytes_of, constant, present_inputs
 from graphgen.infer import describe
 from graphgen.match import Refusal, Rewrite
+from graphgen.measure.accuracy import relative
 from graphgen.op import is_a, read_attributes
 from graphgen.operands import Array
 from graphgen.ops.experts import quantized_experts
@@ -22,6 +22,12 @@ from graphgen.quantize.effect import Layer
 from graphgen.targets import Target
 from graphgen.value import Value, adopt
 from graphgen.version import minor
+
+Treated: TypeAlias = tuple[list[Layer], Refusal | Callable[[], Rewrite]]
+"""The layers of experts, and their rewrite, or why they stay in float."""
+
+Keep: TypeAlias = Callable[[str, Mapping[str, Array]], dict[str, ir.Value]]
+"""Makes weights of a graph, called after one, of arrays by their roles: `Spool.weights`."""
 
 Stack: TypeAlias = Callable[[], Iterable[Blocks | None]]
 """Makes the blocks of the weight of each expert."""
@@ -88,46 +94,35 @@ def treat(
     size: int,
     level: int,
     limit: float,
-    keep: Callable[[str, Array], ir.Value],
-) -> tuple[list[Layer], Refusal | Callable[[], Rewrite]]:
-    """The layers of experts, and their rewrite, or why they stay in float.
-
-    Blocks are at most `size` weights, and as large as rows of both weights have whole ones. `keep`
-    makes a weight of the graph.
-    """
+    keep: Keep,
+) -> Treated:
+    """Experts in blocks of at most `size` weights, as large as rows of both have whole ones."""
     layers = layers_of(node, "int4")
     columns = [layer.shape[2] for layer in layers]
     while any(count % size for count in columns):
         size //= 2
-    made = list[dict[str, Value]]()
+    made = list[dict[str, ir.Value]]()
     for layer, index in zip(layers, _WEIGHTS, strict=True):
         weight = constant(node.inputs[index])
         assert weight is not None
         parts = [_in_blocks(who, layer.name, expert, size) for expert in weight]  # one at a time
-        layer.error = _error(weight, parts)
+        layer.error = relative((w, x.dequantized()) for w, x in zip(weight, parts, strict=True))
         if not layer.error <= limit:
             return layers, Refusal(f"its relative error is {layer.error:.3g}, above {limit:.3g}")
         arrays = {
             role: np.stack([getattr(part, field) for part in parts])
             for role, field in _FIELDS.items()
         }
-        arrays = {role: array.reshape(*weight.shape[:2], -1) for role, array in arrays.items()}
-        layer.bytes_after = sum(array.nbytes for array in arrays.values())
-        made.append({role: Value(keep(f"{layer.name}_{role}", x)) for role, x in arrays.items()})
+        made.append(_kept(layer, arrays, keep))
 
     errors = ", ".join(f"{layer.error:.3g}" for layer in layers)
     why = f"int4, relative errors of its weights {errors}"
     return layers, partial(_rewritten, node, made, size, level, why)
 
 
-def kept(
-    node: ir.Node, stacks: Sequence[Stack], level: int, keep: Callable[[str, Array], ir.Value]
-) -> tuple[list[Layer], Refusal | Callable[[], Rewrite]]:
-    """The layers of experts that were stored in four bits, and their rewrite as they are.
-
-    Or why they become floats. `stacks` make the blocks of both weights.
-    """
-    layers, found = layers_of(node, "4 bits"), list[dict[str, Value]]()
+def kept(node: ir.Node, stacks: Sequence[Stack], level: int, keep: Keep) -> Treated:
+    """Experts that were stored in four bits, as they are; `stacks` make the blocks of both."""
+    layers, found = layers_of(node, "4 bits"), list[dict[str, ir.Value]]()
     sizes = set[int]()
     for layer, stack in zip(layers, stacks, strict=True):
         parts = [*stack()]
@@ -140,22 +135,27 @@ def kept(
         if whole.columns % max(sizes):
             return layers, Refusal(f"{layer.name} has rows that are not whole blocks")
         arrays = {role: getattr(whole, field) for role, field in _FIELDS.items()}
-        arrays = {role: x.reshape(*layer.shape[:2], -1) for role, x in arrays.items()}
-        layer.bytes_after = sum(array.nbytes for array in arrays.values())
-        found.append({role: Value(keep(f"{layer.name}_{role}", x)) for role, x in arrays.items()})
+        found.append(_kept(layer, arrays, keep))
     if len(sizes) > 1:
         return layers, Refusal(f"the blocks of both weights have {sorted(sizes)} weights")
     why = "4 bits, as the checkpoint has them"
     return layers, partial(_rewritten, node, found, sizes.pop(), level, why)
 
 
+def _kept(layer: Layer, arrays: Mapping[str, Array], keep: Keep) -> dict[str, ir.Value]:
+    """The weights of a layer's integers, each (experts, rows, bytes or blocks of a row)."""
+    shaped = {role: array.reshape(*layer.shape[:2], -1) for role, array in arrays.items()}
+    layer.bytes_after = sum(array.nbytes for array in shaped.values())
+    return keep(layer.name, shaped)
+
+
 def _rewritten(
-    node: ir.Node, made: Sequence[Mapping[str, Value]], size: int, level: int, why: str
+    node: ir.Node, made: Sequence[Mapping[str, ir.Value]], size: int, level: int, why: str
 ) -> Rewrite:
     """The node as one whose weights are these integers."""
     given: list[Any] = [None if v is None else adopt(v) for v in [*node.inputs, None][:6]]
     x, scores, _, inner_bias, _, outer_bias = given
-    inner, outer = made
+    inner, outer = ({role: Value(x) for role, x in weight.items()} for weight in made)
     attributes = read_attributes(ops.mixture_of_experts, node)
     normalized = attributes["normalize_routing_weights"]
     y = quantized_experts(
@@ -181,12 +181,3 @@ def _in_blocks(who: str, name: str, weight: Array, size: int) -> Blocks:
     if not np.isfinite(weight).all():
         raise GraphgenError(f"{who}: the weight {name} is not finite; train it again")
     return to_blocks(weight, block_size=size)
-
-
-def _error(weight: Array, parts: Sequence[Blocks]) -> float:
-    """√(Σ (w - ŵ)² / Σ w²) over all experts."""
-    lost = total = 0.0
-    for expert, part in zip(weight, parts, strict=True):
-        lost += float(np.square(expert - part.dequantized(), dtype=np.float64).sum())
-        total += float(np.square(expert, dtype=np.float64).sum())
-    return math.sqrt(lost / total) if total else float(lost > 0)

@@ -7,29 +7,21 @@ from typing import Any
 import onnx_ir as ir
 
 from graphgen.bits import KEPT, STACKED, Blocks
-from graphgen.graph import ModelLike, bytes_of, model_in
-from graphgen.match import Engine, Pass, PassReport, Refusal, Rewrite, run_passes
-from graphgen.model import readable
-from graphgen.passes.clean import clean
+from graphgen.graph import ModelLike, bytes_of
+from graphgen.match import Engine, Pass, PassReport, Refusal
 from graphgen.places import where_is
-from graphgen.quantize import (
-    layout_of,
-    named,
-    profile_of,
-    rules_of,
-    settle,
-    total_bytes,
-)
+from graphgen.quantize import profile_of
 from graphgen.quantize.effect import Layer, Report
 from graphgen.quantize.experts import (
     Stack,
-    experts_of,
+    Treated,
     kept as kept_experts,
     layers_of,
     obstacle,
     weights_of,
 )
-from graphgen.quantize.sites import Site, product, reads_rows, rows, site_at
+from graphgen.quantize.layers import layout_of, rewritten, rules_of, settle, treat_experts
+from graphgen.quantize.sites import Site, reads_rows, site_at, with_integers
 from graphgen.quantize.spool import Spool
 from graphgen.targets import TargetName
 
@@ -45,98 +37,74 @@ def keep_bits(
 
     Raises GraphgenError for a target without the operators.
     """
-    model = readable(model_in(model, "keep_bits").clone())
-    kept = {
-        value: value.const_value.meta[KEPT]
-        for value in model.graph.initializers.values()
-        if value.const_value is not None and KEPT in value.const_value.meta
-    }
-    report = Report(method, str(target), 0.0, total_bytes(model))
-    spool = Spool("keep_bits")
-    stacks = {
-        value: value.const_value.meta[STACKED]
-        for value in model.graph.initializers.values()
-        if value.const_value is not None and STACKED in value.const_value.meta
-    }
-    groups: dict[ir.Value, list[Site]] = {}
-    for node in model.graph.all_nodes():
-        site = site_at(node, kept)
-        if isinstance(site, Site) and site.weight in kept and kept[site.weight][1] == site.by_rows:
-            groups.setdefault(site.weight, []).append(site)
+    report, spool = Report(method, str(target), 0.0), Spool("keep_bits")
 
     def run(model: ir.Model, engine: Engine) -> PassReport:
-        done = PassReport("quantize")
+        done, kept = PassReport("quantize"), _stored(model, KEPT)
+        stored = {(weight, by_rows) for weight, (_, by_rows) in kept.items()}
+        groups: dict[ir.Value, list[Site]] = {}
+        for node in model.graph.all_nodes():
+            site = site_at(node, kept)
+            if isinstance(site, Site) and (site.weight, site.by_rows) in stored:
+                groups.setdefault(site.weight, []).append(site)
         for weight, group in groups.items():
-            blocks: Blocks = kept[weight][0]()
-            profile = profile_of("keep_bits", "int4" if blocks.bits == 4 else "weights8", target)
-            size = blocks.integers.shape[-1] * 8 // blocks.bits
-            able = blocks.bits == 8 or reads_rows(profile, blocks.columns, size)
-            arrays = layout_of(blocks, False)
-            made = {
-                role: named(model.graph, f"{weight.name}_{role}", spool.keep(array))
-                for role, array in arrays.items()
-            }
-            shape, scheme = (len(blocks.integers), blocks.columns), f"{blocks.bits} bits"
-
-            def rewrite(
-                site: Site,
-                made: Any = made,
-                blocks: Blocks = blocks,
-                shape: Any = shape,
-                able: bool = able,
-            ) -> Rewrite | Refusal:
-                if site.table and not able:
-                    return Refusal(f"{target} reads no rows of such blocks of four bits")
-                site = site.now()
-                y = (
-                    rows(site, made, shape)
-                    if site.table
-                    else product(site, made, shape, False, blocks.order)
-                )
-                return Rewrite(y, site.reads, f"{blocks.bits} bits, as the checkpoint has them")
-
-            nodes = [site.end for site in group]
-            rules = rules_of({site.end: partial(rewrite, site) for site in group})
+            layers, outcomes = _group(model.graph, group, kept[weight][0](), target, spool)
+            rules, nodes = rules_of(outcomes), [*outcomes]
             found = engine.run("quantize", model, rules, forward=True, nodes=nodes).sites
-            for site in group:
-                assert weight.const_value is not None
-                name, path = str(weight.name), where_is(site.end)
-                layer = Layer(name, path, site.node.op_type, shape, scheme, 0.0, "weight")
-                if site is group[0]:
-                    layer.bytes_before = bytes_of(weight.const_value)
-                    layer.bytes_after = sum(array.nbytes for array in arrays.values())
-                settle(layer, next((s for s in found if s.node is site.end), None))
-                report.layers.append(layer)
-            done.sites += found
-        for node in [*experts_of(model)]:
-            layers, outcome = _experts(model.graph, node, stacks, target, spool)
-            found = engine.run("quantize", model, rules_of({node: outcome}), nodes=[node]).sites
-            for layer in layers:
-                settle(layer, next(iter(found), None))
-                if layer.scheme == "float":
-                    layer.bytes_after = layer.bytes_before
+            settle(zip(nodes, layers, strict=True), found)
             report.layers += layers
             done.sites += found
+        treat = partial(_experts, model.graph, _stored(model, STACKED), target, spool)
+        report.layers += treat_experts(model, engine, treat, done)
+        for weight in kept.keys() - groups.keys():
+            name = str(weight.name)
+            size = 0 if weight.const_value is None else bytes_of(weight.const_value)
+            why = "no product of the graph has it as it was stored"
+            report.layers.append(Layer(name, name, "", (), "float", 0.0, "weight", size, size, why))
         return done
 
-    [report.sites] = run_passes(model, [Pass("quantize", run)], Engine())
-    for weight in kept.keys() - groups.keys():
-        name = str(weight.name)
-        size = 0 if weight.const_value is None else bytes_of(weight.const_value)
-        why = "no product of the graph has it as it was stored"
-        report.layers.append(Layer(name, name, "", (), "float", 0.0, "weight", size, size, why))
-    clean(model)
-    report.bytes_after = total_bytes(model)
-    return model, report
+    return rewritten("keep_bits", model, Pass("quantize", run), Engine(), report), report
+
+
+def _stored(model: ir.Model, key: str) -> dict[ir.Value, Any]:
+    """What the weights of a graph that were stored in few bits have under a key."""
+    weights = {x: x.const_value for x in model.graph.initializers.values()}
+    return {x: w.meta[key] for x, w in weights.items() if w is not None and key in w.meta}
+
+
+def _group(
+    graph: ir.Graph, group: list[Site], blocks: Blocks, target: TargetName, spool: Spool
+) -> tuple[list[Layer], dict[ir.Node, Any]]:
+    """The layers of one weight, and the rewrite of each, or why it stays in float."""
+    weight = group[0].weight.const_value
+    assert weight is not None
+    profile = profile_of("keep_bits", "int4" if blocks.bits == 4 else "weights8", target)
+    size = blocks.integers.shape[-1] * 8 // blocks.bits
+    able = blocks.bits == 8 or reads_rows(profile, blocks.columns, size)
+    arrays, name = layout_of(blocks, False), str(group[0].weight.name)
+    made, scheme = spool.weights(graph, name, arrays), f"{blocks.bits} bits"
+    shape, why = (len(blocks.integers), blocks.columns), f"{scheme}, as the checkpoint has them"
+    outcomes = dict[ir.Node, Callable[[], Any] | Refusal]()
+    for site in group:
+        outcomes[site.end] = partial(with_integers, site, made, shape, why, order=blocks.order)
+        if site.table and not able:
+            outcomes[site.end] = Refusal(f"{target} reads no rows of such blocks of four bits")
+    layers = [
+        Layer(name, where_is(site.end), site.node.op_type, shape, scheme, 0.0, "weight")
+        for site in group
+    ]
+    layers[0].bytes_before = bytes_of(weight)
+    layers[0].bytes_after = sum(array.nbytes for array in arrays.values())
+    return layers, outcomes
 
 
 def _experts(
     graph: ir.Graph,
-    node: ir.Node,
     stacks: Mapping[ir.Value, Stack],
     target: TargetName,
     spool: Spool,
-) -> tuple[list[Layer], Refusal | Callable[[], Rewrite]]:
+    node: ir.Node,
+) -> Treated:
     """The layers of experts, and what becomes of them; none of those that were not in few bits."""
     both = [stacks[value] for value in weights_of(node) if value in stacks]
     if not both:
@@ -147,4 +115,4 @@ def _experts(
         reason = "one of its weights is of floats"
     if reason:
         return layers_of(node, "4 bits"), Refusal(reason)
-    return kept_experts(node, both, 4, lambda n, array: named(graph, n, spool.keep(array)))
+    return kept_experts(node, both, 4, partial(spool.weights, graph))

@@ -1,5 +1,6 @@
 """A second graph that reads prompts in int8, beside one whose weights have four bits."""
 
+from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
@@ -10,15 +11,15 @@ from graphgen.bits import Blocks, Rows, chunks, to_rows
 from graphgen.errors import GraphgenError
 from graphgen.export.folders import PROMPTS_KEY
 from graphgen.graph import ModelLike, constant, model_in
-from graphgen.match import Engine, Miss, Pass, PassReport, Refusal, Rewrite, run_passes
-from graphgen.model import readable
+from graphgen.match import Engine, Miss, Pass, PassReport, Refusal, Rewrite
+from graphgen.measure.accuracy import relative
 from graphgen.op import is_a
+from graphgen.operands import Array
 from graphgen.ops.quantized import matmul_integer_to_float, matmul_nbits, quantize_linear
-from graphgen.passes.clean import clean
 from graphgen.places import where_is
 from graphgen.processor import FITS, INT8_KEY
-from graphgen.quantize import layout_of, named, rules_of, settle, total_bytes
 from graphgen.quantize.effect import Layer, Report
+from graphgen.quantize.layers import layout_of, rewritten, rules_of, settle
 from graphgen.quantize.spool import Spool
 from graphgen.value import Tensor, Value, adopt
 
@@ -51,13 +52,12 @@ def int8_prompts(model: ModelLike, *, least: int = LEAST) -> tuple[ir.Model, Rep
     The report has the error of each weight next to the four-bit one. Raises GraphgenError if there
     is no such product.
     """
-    model = readable(model_in(model, "int8_prompts").clone())
-    report = Report("int8", "cpu", 0.0, total_bytes(model))
-    words = next((y.shape[-1] for y in model.graph.outputs if y.name == "logits" and y.shape), None)
+    report, outputs = Report("int8", "cpu", 0.0), model_in(model, "int8_prompts").graph.outputs
+    words = next((y.shape[-1] for y in outputs if y.name == "logits" and y.shape), None)
     spool, held = Spool("int8_prompts"), dict[ir.Value, dict[str, ir.Value]]()
     layers = dict[ir.Node, Layer]()
 
-    def rule(node: ir.Node) -> Rewrite | Miss | Refusal:
+    def rule(graph: ir.Graph, node: ir.Node) -> Rewrite | Miss | Refusal:
         x, packed = node.inputs[:2]
         blocks = _blocks_of(node)
         if x is None or packed is None or isinstance(blocks, Miss):
@@ -71,10 +71,7 @@ def int8_prompts(model: ModelLike, *, least: int = LEAST) -> tuple[ir.Model, Rep
             rows, layer.error = _rows_of(blocks)
             arrays = layout_of(rows, False)
             layer.bytes_after = sum(array.nbytes for array in arrays.values())
-            held[packed] = {
-                role: named(model.graph, f"{packed.name}_{role}", spool.keep(array))
-                for role, array in arrays.items()
-            }
+            held[packed] = spool.weights(graph, str(packed.name), arrays)
         layers[node] = layer
         bias = node.inputs[5] if len(node.inputs) > 5 else None
         y = _product(adopt(x), held[packed], adopt(bias))
@@ -83,21 +80,18 @@ def int8_prompts(model: ModelLike, *, least: int = LEAST) -> tuple[ir.Model, Rep
 
     def run(model: ir.Model, engine: Engine) -> PassReport:
         found = [node for node in model.graph.all_nodes() if is_a(node, matmul_nbits)]
-        rules = rules_of({node: partial(rule, node) for node in found})
+        rules = rules_of({node: partial(rule, model.graph, node) for node in found})
         return engine.run("int8_prompts", model, rules, forward=True, nodes=found)
 
-    [report.sites] = run_passes(model, [Pass("int8_prompts", run)], Engine())
+    made = rewritten("int8_prompts", model, Pass("int8_prompts", run), Engine(), report)
     if not layers:
         raise GraphgenError(
             "int8_prompts: the model has no products with weights of four bits; quantize it to int4"
         )
-    for node, layer in layers.items():
-        settle(layer, next((site for site in report.sites.sites if site.node is node), None))
+    settle(layers.items(), report.sites.sites)
     report.layers = [*layers.values()]
-    clean(model)
-    model.metadata_props.update({INT8_KEY: FITS, PROMPTS_KEY: str(least)})
-    report.bytes_after = total_bytes(model)
-    return model, report
+    made.metadata_props.update({INT8_KEY: FITS, PROMPTS_KEY: str(least)})
+    return made, report
 
 
 def _blocks_of(node: ir.Node) -> Blocks | Miss:
@@ -125,14 +119,16 @@ def _rows_of(blocks: Blocks) -> tuple[Rows, float]:
     """A scale for each row and int8, and the relative error next to the blocks."""
     shape = len(blocks.integers), blocks.columns
     integers, scales = np.empty(shape, np.int8), np.empty(shape[0], np.float32)
-    error = total = 0.0
-    for part in chunks(shape, _CHUNK):
-        w = blocks.dequantized(part)
-        rows = to_rows(w)
-        integers[part], scales[part] = rows.integers, rows.scales
-        error += float(np.square(rows.dequantized() - w, dtype=np.float64).sum())
-        total += float(np.square(w, dtype=np.float64).sum())
-    return Rows(integers, scales), (error / total) ** 0.5 if total else 0.0
+
+    def parts() -> Iterator[tuple[Array, Array]]:
+        for part in chunks(shape, _CHUNK):
+            w = blocks.dequantized(part)
+            rows = to_rows(w)
+            integers[part], scales[part] = rows.integers, rows.scales
+            yield w, rows.dequantized()
+
+    error = relative(parts())
+    return Rows(integers, scales), error
 
 
 def _product(x: Tensor, made: dict[str, ir.Value], bias: Tensor | None) -> Tensor:

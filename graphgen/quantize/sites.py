@@ -10,7 +10,7 @@ import onnx_ir as ir
 from graphgen import ops
 from graphgen.graph import constant, produced_by
 from graphgen.infer import describe
-from graphgen.match import Miss, Refusal
+from graphgen.match import Miss, Refusal, Rewrite
 from graphgen.op import is_a
 from graphgen.operands import Array
 from graphgen.ops.quantized import (
@@ -241,6 +241,22 @@ def rows(site: Site, made: Mapping[str, ir.Value], shape: tuple[int, ...]) -> Te
         return y if count * size == shape[1] else ops.slice_(y, [0], [shape[1]], [-1])
     table, size = ops.reshape(given["int4"], [shape[0], -1]), _block_size(made["int4"], 4)
     return gather_block_quantized(table, indices, scale, given["zero_point"], block_size=size)
+
+
+def with_integers(
+    site: Site,
+    made: Mapping[str, ir.Value],
+    shape: tuple[int, ...],
+    reason: str,
+    shared: bool = False,
+    order: Array | None = None,
+    level: AccuracyLevel = 4,
+) -> Rewrite:
+    """The rewrite of a site whose weight, (N, K) of this shape, became integers: see `product`."""
+    now = site.now()
+    if site.table:
+        return Rewrite(rows(now, made, shape), now.reads, reason)
+    return Rewrite(product(now, made, shape, shared, order, level), now.reads, reason)
 
 
 def reads_rows(target: Target, columns: int, block_size: int) -> bool:

@@ -4,7 +4,7 @@ import math
 import os
 import tempfile
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import numpy as np
@@ -45,3 +45,18 @@ class Spool:
             return ir.Tensor(np.fromfile(self._file, kind, math.prod(shape)).reshape(shape))
 
         return ir.LazyTensor(read, ir.DataType.from_numpy(kind), ir.Shape(shape))
+
+    def weights(
+        self, graph: ir.Graph, name: str, arrays: Mapping[str, Array]
+    ) -> dict[str, ir.Value]:
+        """New weights of a graph for the arrays of one, called after it and their roles."""
+        made = dict[str, ir.Value]()
+        for role, array in arrays.items():
+            tensor, own = self.keep(array), f"{name}_{role}"
+            while own in graph.initializers:
+                own += "_"
+            tensor.name = own
+            made[role] = ir.Value(name=own, const_value=tensor, shape=ir.Shape(array.shape))
+            made[role].type = ir.TensorType(tensor.dtype)
+            graph.register_initializer(made[role])
+        return made

@@ -12,10 +12,11 @@ import onnx_ir as ir
 from graphgen.bits import Bits, BlockSize, to_blocks
 from graphgen.edit import identity_of, to_model
 from graphgen.graph import ModelLike, model_in
+from graphgen.measure.accuracy import relative
 from graphgen.measure.choices import Choice, choose
 from graphgen.operands import Array
-from graphgen.quantize import layout_of
 from graphgen.quantize.effect import opened
+from graphgen.quantize.layers import layout_of
 from graphgen.quantize.sites import AccuracyLevel, Site, product, site_at
 from graphgen.record import recording
 
@@ -99,5 +100,4 @@ def _lost(bits: Bits, size: int, level: AccuracyLevel) -> float:
     x, w = rng.standard_normal((m, k), np.float32), rng.standard_normal((n, k), np.float32)
     arrays = layout_of(to_blocks(w, bits=bits, block_size=size), False)
     with opened(_products({(n, k): 1}, lambda *_: arrays, level)) as session:
-        got, wanted = session({f"x{k}": x})[0], x.astype(np.float64) @ w.T
-    return float(np.linalg.norm(got - wanted) / np.linalg.norm(wanted))
+        return relative([(x.astype(np.float64) @ w.T, session({f"x{k}": x})[0])])

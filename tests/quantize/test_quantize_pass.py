@@ -19,7 +19,7 @@ from graphgen.errors import GraphgenError
 from graphgen.export.write import to_bytes
 from graphgen.graph import constant, count_operators
 from graphgen.places import where_is
-from graphgen.quantize import quantize
+from graphgen.quantize import quantize, sites
 
 RNG = np.random.default_rng(0)
 FEATURES, LAYERS, GUILTY = 64, 4, 2
@@ -124,7 +124,7 @@ def test_a_layer_that_is_wrong_in_its_place_alone_is_rolled_back(
     scheme: str, model: ir.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is measured before is right: only the recording for the graph is not."""
-    found = graphgen.quantize.product
+    found = sites.product
 
     def product(site: Any, *given: Any, **how: Any) -> Any:
         y = found(site, *given, **how)
@@ -133,7 +133,7 @@ def test_a_layer_that_is_wrong_in_its_place_alone_is_rolled_back(
     verified, report = quantize(model, scheme, verify=True)
     assert report.sites.count("fired") == LAYERS
     assert to_bytes(verified) == to_bytes(quantize(model, scheme)[0])
-    monkeypatch.setattr(graphgen.quantize, "product", product)
+    monkeypatch.setattr(sites, "product", product)
     quantized, report = quantize(model, scheme, verify=True)
     [site] = [s for s in report.sites.sites if s.status != "fired"]
     assert (site.where, site.rolled_back) == (f"layers.{GUILTY}", True)
@@ -148,7 +148,7 @@ def test_a_layer_that_is_wrong_in_its_place_alone_is_rolled_back(
 def test_a_layer_that_does_not_run_or_that_nothing_verified_stays_in_float(
     model: ir.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found, one = graphgen.quantize.product, np.ones(1, np.float32)
+    found, one = sites.product, np.ones(1, np.float32)
 
     def product(site: Any, *given: Any, **how: Any) -> Any:
         y = found(site, *given, **how)
@@ -156,7 +156,7 @@ def test_a_layer_that_does_not_run_or_that_nothing_verified_stays_in_float(
         return y * ops.gather(one, ops.dim(y, 0) + 5) if guilty else y
 
     with monkeypatch.context() as patch:
-        patch.setattr(graphgen.quantize, "product", product)
+        patch.setattr(sites, "product", product)
         _, report = quantize(model, "int4", verify=True)
     [site] = [s for s in report.sites.sites if s.status != "fired"]
     assert (site.where, site.rolled_back) == (f"layers.{GUILTY}", True)
