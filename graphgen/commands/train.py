@@ -81,10 +81,13 @@ def run(options: argparse.Namespace) -> None:
 
 
 _TRIES = """
-directory data tokenizer max_length pack by_length pad find_rate batch accumulate seed threads
-provider strict
+directory data tokenizer max_length pack whole eos by_length pad find_rate batch accumulate seed
+threads provider strict
 """.split()
 """What --find-rate reads."""
+
+
+_OF_TEXTS = ("max_length", "pack", "whole", "eos")
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -108,7 +111,7 @@ def _read(options: argparse.Namespace, trainer: "gg.Trainer", *, shown: bool) ->
     from graphgen.train.sources import read
     from graphgen.train.texts import table, texts_for
 
-    how = {"max_length": options.max_length, "pack": options.pack}
+    how = {name: vars(options)[name] for name in _OF_TEXTS}
     texts = texts_for(trainer, options.directory, options.tokenizer, **how)
     found: dict[str, Any] = {"batch": options.batch, "pad": options.pad}
     found |= {"by_length": options.by_length, "texts": texts}
@@ -116,7 +119,7 @@ def _read(options: argparse.Namespace, trainer: "gg.Trainer", *, shown: bool) ->
     held_out = None
     if options.eval is not None:
         held_out = read(options.eval, trainer.inputs, seed=None, option="--eval", **found)
-    own = ("tokenizer", "max_length", "pack")
+    own = ("tokenizer", *_OF_TEXTS)
     useless = [] if texts is None or texts.reports else [x for x in own if vars(options)[x]]
     if useless:
         option = useless[0].replace("_", "-")
@@ -144,6 +147,8 @@ def add_options(add: Callable[..., Any]) -> None:
     )
     add("--max-length", help="cut texts to N tokens (the model's context)", **N)
     add("--pack", help="texts share rows of N tokens (see `artifacts --documents`)", **N)
+    add("--whole", help="learn prompts and what others than the assistant say, too", **FLAG)
+    add("--eos", help="put the eos_token at the end of each `text`, too", **FLAG)
     add("--by-length", help="make batches of samples of similar length", **FLAG)
     add("--pad", help="pad shorter lists with 0, labels with -100", **FLAG)
     add("--steps", help="updates in all (once through the data)", **N)

@@ -10,14 +10,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from graphgen.errors import GraphgenError, warn
-from graphgen.export.columns import Chunk, Rows, fitting, read_number
+from graphgen.export.columns import Chunk, Rows
 from graphgen.export.named_losses import IGNORED, LABELS
 from graphgen.export.tables import Objects, Table
-from graphgen.files import parse_json, present
+from graphgen.files import present
 from graphgen.models.published.chat import Template
-from graphgen.models.published.conversation import CHAT, nested
+from graphgen.models.published.conversation import (
+    CHAT,
+    SHARED,
+    is_messages,
+    nested,
+    of_row,
+)
 from graphgen.operands import Array
 from graphgen.plan import TensorType
+from graphgen.train.class_labels import Labels
 from graphgen.train.data import Batches, Dataset, LabelKind, Padding
 from graphgen.train.packing import packed
 from graphgen.train.probe import check_apart, check_causal
@@ -43,6 +50,7 @@ _SOME = 1024
 _LABEL = ("label", LABELS)
 _KINDS = {
     ("messages",): "chat",
+    (SHARED,): "chat",
     ("prompt", "completion"): "completions",
     ("source", "target"): "pairs",
     ("text",): "texts",
@@ -93,8 +101,9 @@ class Texts:
 
     `inputs` are those of the training graph, and `classes` how many its labels have. The columns:
     `messages`, or `prompt` and `completion`, which train what the assistant or the completion
-    says; `source` and `target`, for encoder-decoders; `text`, and `text_pair` if there is one,
-    with `label`; or `text` alone, in which each token predicts the next.
+    says, or with `whole` all; `source` and `target`, for encoder-decoders; `text`, and `text_pair`
+    if there is one, with `label`; or `text` alone, in which each token predicts the next, with
+    `eos` also the one that ends it.
     """
 
     def __init__(
@@ -106,8 +115,10 @@ class Texts:
         max_length: int | None = None,
         pack: int | None = None,
         apart: bool = False,
+        whole: bool = False,
+        eos: bool = False,
     ) -> None:
-        self.inputs, self.classes, self.pack = inputs, classes, pack
+        self.inputs, self.pack, self.whole, self.eos = inputs, pack, whole, eos
         self.ids = next((name for name in SOURCE if name in inputs), None)
         dims = inputs[LABELS].dims or () if LABELS in inputs else ()
         several = dims[1:2] if self.ids and dims[1:2] != (self._fixed(self.ids),) else ()
@@ -124,6 +135,7 @@ class Texts:
                 f"the artifacts take {', '.join(inputs)}"
             )
         self.tokenizer = Tokenizer(source, classes if self.each else None)
+        self._labels = Labels(inputs[LABELS], classes, self.size, self.tokenizer.config)
         if pack is not None and not (apart and self.each and self.target is None):
             raise GraphgenError(
                 f"--pack {pack}: this model cannot keep the documents of a row apart; write the "
@@ -131,7 +143,6 @@ class Texts:
             )
         sizes = [max_length, self.tokenizer.context, self._fixed(self.ids), pack]
         self.limit = min((size for size in sizes if size is not None), default=None)
-        self.names: dict[str, int] = {}
         self.reports: list[Report] = []
 
     def columns(self, table: Table) -> dict[str, Rows]:
@@ -140,6 +151,14 @@ class Texts:
         Raises GraphgenError for a row that is wrong, and if none is left.
         """
         names, kind = self._kind(table)
+        for option, given, kinds in (
+            ("--whole", self.whole, ("chat", "completions")),
+            ("--eos", self.eos, ("texts",)),
+        ):
+            if given and kind not in kinds:
+                raise GraphgenError(
+                    f"{option} has no effect on {kind}, which {table.path} has; leave it out"
+                )
         report = Report(str(table.path), kind)
         self._table = table
         if left := [name for name in table.names if name not in names]:
@@ -160,7 +179,7 @@ class Texts:
                 f"{table.path}: no row is left: {report.dropped_rows} are empty, or have nothing "
                 f"to learn within {self.limit or 'any number of'} tokens"
             )
-        report.classes = dict(self.names)
+        report.classes = dict(self._labels.names)
         found = {
             name: Rows(f"{table.path}: {name!r}", [chunk[name] for chunk in chunks], kind.dtype)
             for name, kind in self.inputs.items()
@@ -204,8 +223,12 @@ class Texts:
         """The columns that are read, and what they are."""
         who, there = str(table.path), {*table.names}
         found = next((names for names in _KINDS if there.issuperset(names)), None)
+        if found is None and there >= {"chosen", "rejected"}:
+            raise _preferences(table, "of which one is chosen and one rejected")
         if found is None:
             wanted = "; ".join(" and ".join(names) for names in _KINDS)
+            if self.ids in there:
+                wanted += "; rows of tokens need all of these, and labels are the tokens after each"
             raise GraphgenError(
                 f"{who} has {', '.join(table.names)}; the artifacts take "
                 f"{', '.join(self.inputs)}, and texts are {wanted}"
@@ -231,9 +254,21 @@ class Texts:
                 f"{who} has {', '.join(table.names)}; give {wanted}, because the artifacts take "
                 f"{', '.join(self.inputs)}"
             )
+        if kind == "completions":
+            kind = self._completed(table)
         if kind == "chat":
-            names = [name for name in CHAT if name in there]
+            names = [*names, *(name for name in CHAT if name in there and name not in names)]
         return names, kind
+
+    def _completed(self, table: Table) -> str:
+        """What rows of a prompt and a completion are: texts, or messages."""
+        names = ["prompt", "completion", *({"label"} & {*table.names})]
+        first = next(table.rows(names))
+        if isinstance(first.get("label"), bool):
+            raise _preferences(table, "whose label says whether it is wanted")
+        if all(is_messages(nested(first[name])) for name in names[:2]):
+            return "chat"
+        return "completions"
 
     def _rows(self, names: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
         for number, row in enumerate(self._table.rows(names)):
@@ -258,14 +293,15 @@ class Texts:
         return self.tokenizer.encode(texts(), limit, end=end)
 
     def _texts(self, names: Sequence[str]) -> Iterator[Sample | None]:
-        return map(_shifted, self._split(names, self._more))
+        end = self.tokenizer.wanted("eos_token") if self.eos else None
+        return map(_shifted, self._split(names, self._more, end=end))
 
     def _completions(self, names: Sequence[str]) -> Iterator[Sample | None]:
         def texts() -> Iterator[Text | None]:
             for where, row in self._rows(names):
                 prompt, completion = (_text(where, name, row) for name in names)
                 whole = prompt + completion
-                spans = [(len(prompt), len(whole))]
+                spans = None if self.whole else [(len(prompt), len(whole))]
                 yield Text(where, [whole], spans) if completion else None
 
         eos = self.tokenizer.wanted("eos_token")
@@ -278,12 +314,12 @@ class Texts:
                     given = {n: nested(x) if isinstance(x, str) else x for n, x in row.items()}
                 else:
                     given = {name: nested(value) for name, value in row.items()}
-                given = {name: value for name, value in given.items() if value not in (None, "")}
-                if given.get("messages", []) == []:
+                found, prompt = of_row(given)
+                if found.get("messages", []) == []:
                     yield None
                     continue
-                text, spans = self._template.render(given, where)
-                yield Text(where, [text], spans) if text else None
+                text, spans = self._template.render(found, where, prompt)
+                yield Text(where, [text], None if self.whole else spans) if text else None
 
         return map(_shifted, self.tokenizer.encode(texts(), self._more, special=False))
 
@@ -309,82 +345,12 @@ class Texts:
 
     def _labeled(self, names: Sequence[str]) -> Iterator[Sample | None]:
         given = [name for name in names if name == "text_pair"]
-        labels = self._labels(names[-1])
+        labels = self._labels.column(self._table, names[-1])
         for tokens, label in zip(self._split(["text"], self.limit, given), labels, strict=True):
             if tokens is None:
                 yield None
             else:
                 yield Sample(tokens.ids, label, tokens.types, cut=tokens.cut)
-
-    def _labels(self, name: str) -> Iterator[Array]:
-        """The labels in a column: numbers, or names of classes."""
-        table, dtype = self._table, self.inputs[LABELS].dtype
-        if self.size is not None:
-            return self._several(name, self.size)
-        given, known = [row[name] for row in table.rows([name])], self.names or self._configured()
-        classes = table.classes(name) or []
-        if known.keys() >= {*classes}:  # which may have other numbers
-            given = [_named(label, classes) for label in given]
-        elif known:
-            warn(
-                f"{table.path}: the classes of {name!r} are {', '.join(classes):.100}, and those "
-                f"of the model {', '.join(known):.100}: their numbers count, not their names"
-            )
-        if not all(isinstance(label, str) and label in known for label in given):
-            given = _numbered(given)
-        texts = [isinstance(label, str) for label in given]
-        for number, (label, text) in enumerate(zip(given, texts, strict=True)):
-            same = isinstance(label, bool) == isinstance(given[0], bool)
-            array = np.asarray(label) if same and isinstance(label, int | float) else None
-            right = array is not None and fitting(array, dtype) is not None
-            if texts[0]:  # a cell of CSV that is left out is no name
-                right = text and (label != "" or label in known)
-            if not right:
-                raise GraphgenError(
-                    f"{table.where(number)}: {name!r} is {label!r:.40}; give numbers that fit "
-                    f"{dtype}, or names of classes, in every row"
-                )
-        if not texts[0]:
-            self.names = self.names or {n: i for i, n in enumerate(classes)}
-            return (np.asarray(label, dtype) for label in given)
-        self.names = known or self._sorted({*given})
-        for number, label in enumerate(given):
-            if label not in self.names:
-                raise GraphgenError(
-                    f"{table.where(number)}: {label!r:.60} is not one of the classes "
-                    f"{', '.join(self.names)}"
-                )
-        return (np.asarray(self.names[label], dtype) for label in given)
-
-    def _several(self, name: str, size: int) -> Iterator[Array]:
-        """The labels in a column with as many numbers in each row; a list may be JSON as a text."""
-        for number, row in enumerate(self._table.rows([name])):
-            try:
-                label = nested(row[name]) if isinstance(row[name], str) else row[name]
-                array = np.atleast_1d(read_number(name, label, self.inputs[LABELS].dtype))
-                if array.shape != (size,):
-                    raise ValueError(f"{name!r} is {label!r:.40}; give {size} numbers")
-            except ValueError as error:
-                raise GraphgenError(f"{self._table.where(number)}: {error}") from error
-            yield array
-
-    def _configured(self) -> dict[str, int]:
-        """The numbers of classes that config.json names; {} if these are no names."""
-        named = self.tokenizer.config.get("id2label")
-        named = named if isinstance(named, dict) else {}
-        found = {str(n): int(i) for i, n in named.items() if i.isdecimal()}
-        return {} if all(name == f"LABEL_{i}" for name, i in found.items()) else found
-
-    def _sorted(self, given: set[str]) -> dict[str, int]:
-        """The numbers of classes in alphabetical order."""
-        if np.dtype(self.inputs[LABELS].dtype).kind == "f":
-            raise GraphgenError(f"{self._table.path}: labels are names; the loss wants numbers")
-        if self.classes is not None and len(given) > self.classes:
-            raise GraphgenError(
-                f"{self._table.path} has {len(given)} classes, and the model {self.classes}: "
-                f"{', '.join(sorted(given)):.200}"
-            )
-        return {name: number for number, name in enumerate(sorted(given))}
 
     @property
     def _more(self) -> int | None:
@@ -412,19 +378,22 @@ def texts_for(
     *,
     max_length: int | None = None,
     pack: int | None = None,
+    whole: bool = False,
+    eos: bool = False,
 ) -> Texts | None:
     """What reads texts for a trainer: with the tokenizer in `source`, or in its own folder."""
     source = folder if source is None and present(folder / FILE) else source
+    how: dict[str, Any] = {"max_length": max_length, "pack": pack, "whole": whole, "eos": eos}
     if source is None:
-        for option, given in (("--max-length", max_length), ("--pack", pack)):
-            if given is not None:
-                raise GraphgenError(f"{option} {given} is for texts: give --tokenizer DIR")
+        for name, given in how.items():
+            if given:
+                option = f"--{name.replace('_', '-')}" + (f" {given}" if given is not True else "")
+                raise GraphgenError(f"{option} is for texts: give --tokenizer DIR")
         return None
     engine = trainer._engine
     classes = engine.labels.get(LABELS, LabelKind()).classes
     apart = bool(engine.loss.get("documents"))
-    how: dict[str, Any] = {"max_length": max_length, "pack": pack, "apart": apart}
-    return Texts(source, trainer.inputs, classes, **how)
+    return Texts(source, trainer.inputs, classes, apart=apart, **how)
 
 
 def table(reports: Sequence[Report]) -> "Shown":
@@ -449,18 +418,13 @@ def _chunk(rows: Sequence[Array]) -> Chunk:
     return Chunk(np.concatenate(rows), starts)
 
 
-def _named(label: Any, classes: Sequence[str]) -> Any:
-    """The name of a label, if it is the number of a class."""
-    return classes[label] if type(label) is int and 0 <= label < len(classes) else label
-
-
-def _numbered(labels: list[Any]) -> list[Any]:
-    """Labels as numbers if all are texts of numbers, as in CSV: sorted, "10" is before "9"."""
-    try:
-        found = [parse_json(label) for label in labels]
-    except (TypeError, ValueError, RecursionError):
-        return labels
-    return found if all(type(label) in (int, float) for label in found) else labels
+def _preferences(table: Table, which: str) -> GraphgenError:
+    """What is said of rows for DPO, KTO or a model of rewards."""
+    return GraphgenError(
+        f"{table.path} has {', '.join(table.names)}, texts {which}, and each would be learned as "
+        "if it was wanted: write a loss of your own, as in docs/training.md, or give only what is "
+        "wanted, as `prompt` and `completion`"
+    )
 
 
 def _text(where: str, name: str, row: Mapping[str, Any]) -> str:

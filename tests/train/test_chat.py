@@ -59,6 +59,27 @@ def test_only_what_the_assistant_says_is_learned(source, tmp_path):
     assert texts.reports[0].dropped_rows == 2
 
 
+TALK = [
+    {"messages": TURNS, "chat_template_kwargs": {"bos_token": "w9"}},
+    {"conversations": [{"from": turn["role"], "value": turn["content"]} for turn in TURNS]},
+    {"prompt": TURNS[:3], "completion": TURNS[3:]},
+]
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("row", TALK, ids=["options", "shared", "prompt"])
+def test_conversations_as_trl_reads_them(row, whole, tmp_path):
+    texts = Texts(
+        write_tokenizer(tmp_path / "tokens", chat_template=PLAIN), MASKED, 40, whole=whole
+    )
+    columns = texts.columns(open_table(write_lines(tmp_path / "a.jsonl", row)))
+    [ids], [labels] = columns["input_ids"], columns["labels"]
+    tokens = [W + 9 if "messages" in row else BOS, *TOKENS[1:]]
+    learned = [12, 13, 14] if "prompt" in row else [6, 7, 12, 13, 14]
+    wanted = [x if whole or i in learned else -100 for i, x in enumerate(tokens)]
+    assert [ids.tolist(), labels.tolist()] == [tokens[:-1], wanted[1:]]
+
+
 def test_the_template_may_be_a_file_or_one_of_several(tmp_path):
     several = [{"name": "tools", "template": "x"}, {"name": "default", "template": PLAIN}]
     folder = write_tokenizer(tmp_path / "tokens", chat_template=several)
@@ -97,7 +118,7 @@ def test_tools_are_what_the_template_reads(kind, tmp_path):
         parquet.write_table(pa.Table.from_pylist(rows), path)
     seen = list[str]()
     render = texts._template.render
-    texts._template.render = lambda given, where: seen.append(render(given, where)) or seen[-1]
+    texts._template.render = lambda *given: seen.append(render(*given)) or seen[-1]
     labels = texts.columns(open_table(path))["labels"]
     [(tooled, spans), (plain, _)] = seen
     assert tooled == "w9<|end|><|user|>w1 w2<|end|><|assistant|>1<|end|>"

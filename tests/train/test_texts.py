@@ -60,9 +60,9 @@ def samples(tmp_path):
     """The columns of rows as lists, and the report of them."""
 
     def made(*rows, inputs=MASKED, classes=40, max_length=None, **named):
-        texts = Texts(
-            write_tokenizer(tmp_path / "tokens", **named), inputs, classes, max_length=max_length
-        )
+        how = {name: named.pop(name, False) for name in ("whole", "eos")}
+        folder = write_tokenizer(tmp_path / "tokens", **named)
+        texts = Texts(folder, inputs, classes, max_length=max_length, **how)
         columns = texts.columns(open_table(write_lines(tmp_path / "a.jsonl", *rows)))
         lists = {name: [row.tolist() for row in rows] for name, rows in columns.items()}
         return lists, texts.reports[-1]
@@ -103,12 +103,19 @@ def test_only_a_completion_and_its_end_are_learned(samples):
     assert found["input_ids"] == [[BOS, W + 1, W + 2, W + 3, W + 4], [BOS, W + 5]]
     assert found["labels"] == [[-100, -100, W + 3, W + 4, EOS], [W + 5, EOS]]
     assert report.dropped_rows == 1 and report.labels == 5
+    assert samples(rows[0], whole=True)[0]["labels"] == [[W + 1, W + 2, W + 3, W + 4, EOS]]
     for limit, last, cut in ((5, EOS, 0), (4, W + 4, 1), (3, W + 3, 1)):
         found, report = samples(rows[0], max_length=limit)
         assert found["labels"][0][-1] == last
         assert (report.cut_rows, len(found["labels"][0])) == (cut, limit)
     with pytest.raises(GraphgenError, match=r"no row is left: 1 are empty, or have .* 2 tokens"):
         samples(rows[0], max_length=2)
+
+
+def test_the_end_of_a_text_is_learned_if_that_is_wanted(samples):
+    rows = [{"text": "w1 w2"}, {"text": "w3 </s>"}, {"text": "w1 w2 w3"}]
+    found = samples(*rows, eos=True, max_length=3)[0]["labels"]
+    assert found == [[W + 1, W + 2, EOS], [W + 3, EOS], [W + 1, W + 2, W + 3]]
 
 
 def test_the_end_of_a_completion_stands_once(samples):
@@ -320,6 +327,14 @@ BAD = {
     "another input": ({"text": "w1"}, {"inputs": MASKED | {"pixels": TOKENS}},
                       "texts give input_ids, masks, types, positions and labels; the artifacts"),
     "too few tokens": ({"text": "w1"}, {"classes": 20}, "has 40 tokens and the model 20"),
+    "preferences": ({"prompt": "w1", "chosen": "w2", "rejected": "w3"}, {},
+                    "of which one is chosen and one rejected, and each would be learned as if"),
+    "wanted or not": ({"prompt": "w1", "completion": "w2", "label": False}, {},
+                      "completion, label, texts whose label says whether it is wanted, and each"),
+    "tokens alone": ({"input_ids": [1, 2]}, {}, "rows of tokens need all of these, and labels are"),
+    "a text as a whole": ({"text": "w1"}, {"whole": True}, "--whole has no effect on texts, which"),
+    "an end too many": ({"prompt": "w1", "completion": "w2"}, {"eos": True},
+                        "--eos has no effect on completions, which .*a.jsonl has; leave it out"),
     "no token": ({"prompt": "", "completion": "w1"}, {"eos_token": None, "config":
                  {"eos_token_id": "x"}}, "eos_token_id is 'x'; it must be a token"),
 }  # fmt: skip

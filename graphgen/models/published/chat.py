@@ -42,14 +42,22 @@ class Template:
             if "generation" in source and "endgeneration" in source:
                 self._marked.add(name)
 
-    def render(self, conversation: Conversation, where: str) -> tuple[str, Spans]:
-        """The text, and its parts that the assistant says.
+    def render(
+        self, conversation: Conversation, where: str, prompt: int | None = None
+    ) -> tuple[str, Spans]:
+        """The text, and its parts that the assistant says, or all after a `prompt` of messages.
 
         Raises GraphgenError for messages that the template refuses, and for one that changes what
         stands before a message.
         """
         messages, given = parts_of(conversation, where)
         whole = self._text(messages, where, **given)
+        if prompt is not None:
+            before = self._text(messages[:prompt], where, **given, add_generation_prompt=True)
+            (whole, _), (before, _) = _unmarked(whole, where), _unmarked(before, where)
+            pairs = enumerate(zip(whole, before, strict=False))
+            first = next((at for at, (a, b) in pairs if a != b), min(len(whole), len(before)))
+            return whole, [(first, len(whole))]
         if self._template(given, where) in self._marked:
             return _unmarked(whole, where)
         spans = []

@@ -9,8 +9,11 @@ from graphgen.errors import GraphgenError
 Conversation: TypeAlias = Sequence[Mapping[str, Any]] | Mapping[str, Any]
 """Messages, or an object with `messages`, `tools` and whatever else the template reads."""
 
-CHAT = ("messages", "tools", "documents")
-"""The columns of a conversation: lists of objects, or texts that are such lists as JSON."""
+CHAT = ("messages", "tools", "documents", "chat_template_kwargs")
+"""The columns of a conversation: objects or lists of them, or texts that are such as JSON."""
+
+SHARED = "conversations"
+"""What the column of messages is called whose fields are `from` and `value`."""
 
 _THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 """What templates call the reasoning of a message; transformers fills in the first two."""
@@ -22,6 +25,10 @@ def parts_of(conversation: Conversation, where: str) -> tuple[list[dict[str, Any
     if isinstance(conversation, Mapping):
         given = dict(conversation)
     messages = _checked(given.pop("messages", None), where)
+    more = given.pop("chat_template_kwargs", None)
+    if more is not None and not isinstance(more, Mapping):
+        raise GraphgenError(f"{where}: chat_template_kwargs is {more!r:.60}; give an object")
+    given |= more or {}
     for name in ("tools", "documents"):
         value = given.get(name)
         listed = isinstance(value, list | tuple) and all(isinstance(x, Mapping) for x in value)
@@ -58,6 +65,35 @@ def _plain(value: Any, where: str) -> Any:
         raise GraphgenError(
             f"{where}: a conversation has to be as in JSON, but {first_line(error)}"
         ) from error
+
+
+def of_row(row: Mapping[str, Any]) -> tuple[dict[str, Any], int | None]:
+    """What a template reads of a row, and how many of the messages are only a prompt, if given.
+
+    A prompt and its completion may both be messages, and those of `conversations` have `from` and
+    `value` instead of role and content.
+    """
+    given = {name: value for name, value in row.items() if value not in (None, "")}
+    prompt = given.pop("prompt", None)
+    if SHARED in given:
+        names = {"from": "role", "value": "content"}
+        shared = given.pop(SHARED)
+        given["messages"] = [
+            {names.get(n, n): x for n, x in one.items()} if isinstance(one, Mapping) else one
+            for one in (shared if isinstance(shared, list) else [shared])
+        ]
+    if prompt is not None:
+        answer = given.pop("completion", None)
+        given["messages"] = [
+            *(prompt if isinstance(prompt, list) else [prompt]),
+            *(answer if isinstance(answer, list) else [answer]),
+        ]
+    return given, len(prompt) if isinstance(prompt, list) else None
+
+
+def is_messages(value: Any) -> bool:
+    """Whether a column holds messages, and no text."""
+    return isinstance(value, list) and all(isinstance(one, Mapping) for one in value)
 
 
 def nested(value: Any) -> Any:
