@@ -82,6 +82,19 @@ ENCODERS: dict[str, dict[str, Any]] = {
         "type_vocab_size": 1,
         "tie_word_embeddings": False,
     },
+    "gte": {**_BASE, "pad_token_id": 1, "type_vocab_size": 1},
+    "gte, odd": {
+        "hidden_act": "silu",
+        "type_vocab_size": 0,
+        "rope_parameters": {"rope_type": "linear", "rope_theta": 300.0, "factor": 1.5},
+        "tie_word_embeddings": False,
+    },
+    "jina_embeddings_v3": {**_BASE, "pad_token_id": 1, "type_vocab_size": 2},
+    "jina_embeddings_v3, odd": {
+        "hidden_act": "relu",
+        "rope_parameters": {"rope_type": "default", "rope_theta": 300.0},
+        "tie_word_embeddings": False,
+    },
     "deberta": {**_BASE, **_DISTANCES, "max_relative_positions": -1},
     "deberta, odd": {
         "pos_att_type": ["c2p"],

@@ -32,6 +32,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     **{kind: seq2seq_fields(kind) for kind in SEQ2SEQ},
     **{kind: vision_fields(kind) for kind in (*VISION, *ONE)},
     **{kind: encoder_fields(kind) for kind in ENCODERS if "," not in kind},
+    "new": {**encoder_fields("gte"), "model_type": "new"},
     "whisper": WHISPER,
 }
 

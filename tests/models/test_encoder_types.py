@@ -70,3 +70,22 @@ def test_texts_are_classified_as_transformers_does(which: str, tmp_path: Path) -
     if "deberta" in which:  # a text that begins with padding: its first vector sees nothing there
         logits, wanted = np.delete(logits, 1, 0), np.delete(wanted, 1, 0)
     assert relative_rms(wanted, logits) < 1e-5
+
+
+def test_gte_as_it_was_published(tmp_path: Path) -> None:
+    """Fields and names of its own code: NTK's angles, and `new` before each weight."""
+    checkpoint(tmp_path, "gte", "fill-mask")
+    given, theta, factor = fields("gte"), 1e4, 2.0
+    stored = {w.name.replace("gte.", "new."): w.read() for w in read_weights(tmp_path).values()}
+    write_weights(tmp_path / "model.safetensors", stored)
+    given |= {"model_type": "new", "pack_qkv": True, "position_embedding_type": "rope"}
+    given |= {"rope_theta": theta, "rope_scaling": {"type": "ntk", "factor": factor}}
+    (tmp_path / "config.json").write_text(json.dumps(given))
+    found = from_folder(tmp_path, "feature-extraction")
+    [rotary] = found.module.encoder.rotary
+    waves = (theta * factor) ** (-np.arange(0, 8, 2) / 8) / factor ** (2 / 8)
+    np.testing.assert_allclose(rotary.frequencies, waves, rtol=1e-6)
+    given["rope_scaling"] = {"type": "ntk", "factor": factor, "mixed_b": 0.5}
+    (tmp_path / "config.json").write_text(json.dumps(given))
+    with pytest.raises(gg.GraphgenError, match="and nothing else"):
+        from_folder(tmp_path)

@@ -17,7 +17,8 @@ def specification(config: Config, **own: Any) -> EncoderSpecification:
     """The encoder that the fields of BERT's classes describe, with terms of its own."""
     config.expect("is_decoder", False)
     config.expect("add_cross_attention", False)
-    config.expect("position_embedding_type", "absolute")
+    kinds = ["rope", "rotary"] if "layers" in own else ["absolute"]
+    config.expect("position_embedding_type", *kinds)
     config.expect("directionality", "bidi")
     features, heads = config.take("hidden_size", int), config.take("num_attention_heads", int)
     config.expect("emb_size", features)  # TinyBERT's note

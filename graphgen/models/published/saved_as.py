@@ -72,7 +72,8 @@ def misfit_mend(config: Config, task: str, chosen: str | None, tasks: Sequence[s
 def own_code(config: Config) -> Iterator[str]:
     """A line where code comes with the checkpoint, which could compute something else."""
     if config.given("auto_map"):
+        kind = "gte" if config.model_type == "new" else config.model_type
         yield (
             f"{config.where}: auto_map names code that comes with the checkpoint, which is not "
-            f"run: this is {config.model_type} as in transformers"
+            f"run: this is {kind} as in transformers"
         )

@@ -18,7 +18,7 @@ _OF_TYPES = {
     "Bert": "bert distilbert electra nomic_bert megatron-bert",
     "MPNet": "mpnet",
     "Roberta": "roberta bart data2vec-text roberta-prelayernorm",
-    "XLMRoberta": "xlm-roberta",
+    "XLMRoberta": "xlm-roberta gte jina_embeddings_v3",
     "Camembert": "camembert",
     "Albert": "albert",
     "Deberta": "deberta",
