@@ -11,7 +11,7 @@ import onnx
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
-from graphgen.export.checkpoint import data_of
+from graphgen.export.checkpoint_data import data_of
 from graphgen.export.partial import in_place_of
 from graphgen.export.valid import check_attributes, check_file
 from graphgen.files import read_bytes

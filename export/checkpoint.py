@@ -8,19 +8,22 @@ loads.
 
 A flatbuffer ends at 2 GiB. As in the official runtime, the parameters of a larger checkpoint stand
 one after another in a second file, named like the first with `.data` behind it. So do moments that
-are themselves larger, which the official runtime cannot hold.
+are themselves larger, which the official runtime cannot hold, and the frozen parameters of a run,
+which all its checkpoints share.
 """
 
 import math
 import mmap
 import os
+import shutil
 import struct
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import flatbuffers.builder
 import flatbuffers.number_types
@@ -30,18 +33,15 @@ import onnx_ir as ir
 
 from graphgen.display import fields, in_bytes, on_screen
 from graphgen.errors import GraphgenError
+from graphgen.export.checkpoint_data import Array, Data, Unchanged, data_of, link
 from graphgen.export.write import replacing
 from graphgen.files import regular
 
 _flatbuffers: Any = flatbuffers  # a package without types
 _kinds = _flatbuffers.number_types
 
-Array = np.ndarray[Any, np.dtype[Any]]
-
 _IDENTIFIER, _VERSION, _GROUP = b"ODTC", 2, "group0"
 _ROOM = 1800 << 20  # bytes of tensors in the flatbuffer: the official runtime's own bound
-_SMALL = 64  # bytes of a tensor that stays there in any case
-_ALIGNED = 8  # bytes
 _CHECKSUM = 4
 """The slot behind those of ModuleState, which other readers skip: the CRC-32 of the second file, so
 that the file of another checkpoint is noticed."""
@@ -94,29 +94,32 @@ class Checkpoint:
             properties=[f"{name}: {value!r}" for name, value in self.properties.items()],
         )
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], *, unchanged: "Unchanged | None" = None) -> None:
         """Write the file next to `path`, flush it to the disk, then rename it: all or nothing.
 
         The same contents in the same order give the same bytes. With more than 1,800 MiB of
-        tensors, a second file is written, `path` with `.data` behind it.
+        tensors, a second file is written, `path` with `.data` behind it. If a run has large
+        parameters that stay `unchanged`, the second file has these alone, and is written once.
         Raises GraphgenError for contents that the format cannot hold (dtypes, properties),
         moments that fit no trainable parameter, or a path that cannot be written.
         """
         path = Path(path)
         self._check(path)
-        if sum(array.nbytes for array in self.tensors()) <= _ROOM:
-            data, second = _encode(self, None), data_of(path)
-            larger = second.is_file() and _is_in_two(path)  # else the second is of something else
-            with replacing("checkpoint", path) as [file]:
-                file.write_bytes(data)
-            if larger:
-                second.unlink(missing_ok=True)
+        parameters = len(self.trainable) + len(self.frozen)
+        every = [*self.tensors()]
+        if unchanged is not None and unchanged.pays and _fits(every, unchanged):
+            with replacing("checkpoint", data_of(path), path, named=True) as [second, first]:
+                unchanged.put(second, data_of(path))
+                first.write_bytes(_encode(self, unchanged))
+        elif _fits(every):
+            data = _encode(self)
+            with _alone(path) as first:
+                first.write_bytes(data)
         else:
-            with (
-                replacing("checkpoint", data_of(path), path, named=True) as [second, first],
-                second.open("wb") as stream,
-            ):
-                first.write_bytes(_encode(self, _Beside(stream)))
+            outside = Data(every[:parameters] if _fits(every[parameters:]) else every)
+            with replacing("checkpoint", data_of(path), path, named=True) as [second, first]:
+                outside.write(second)
+                first.write_bytes(_encode(self, outside))
 
     def tensors(self) -> Iterator[Array]:
         """All of them: parameters, and what the optimizer keeps of each."""
@@ -177,16 +180,38 @@ class Checkpoint:
                 )
 
 
-def data_of(path: Path) -> Path:
-    """The second file of a checkpoint of more than 2 GiB."""
-    return path.with_name(path.name + ".data")
+def copy(source: Path, target: Path) -> None:
+    """Let a checkpoint stand at another place, too. A second file is shared, if the disk can."""
+    if not _is_in_two(source):
+        with _alone(target) as first:
+            shutil.copyfile(source, first)
+        return
+    with replacing("checkpoint", data_of(target), target, named=True) as [second, first]:
+        link(data_of(source), second)
+        shutil.copyfile(source, first)
 
 
-def _mapped(path: Path, first: Path) -> bytes | mmap.mmap:
+def _fits(tensors: Iterable[Array], outside: Data | None = None) -> bool:
+    """Whether a flatbuffer can hold the tensors that do not stand `outside`."""
+    apart = () if outside is None else outside.arrays
+    return sum(x.nbytes for x in tensors) - sum(x.nbytes for x in apart) <= _ROOM
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[Path]:
+    """Replace a checkpoint by one without a second file."""
+    larger = data_of(path).is_file() and _is_in_two(path)  # else the second is of something else
+    with replacing("checkpoint", path) as [file]:
+        yield file
+    if larger:
+        data_of(path).unlink(missing_ok=True)
+
+
+def _mapped(path: Path, first: Path, access: int = mmap.ACCESS_READ) -> bytes | mmap.mmap:
     try:
         with regular(path).open("rb") as file:
             empty = os.fstat(file.fileno()).st_size == 0  # mmap refuses an empty file
-            return b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            return b"" if empty else mmap.mmap(file.fileno(), 0, access=access)
     except OSError as error:
         what = f"{path.name}, which has its tensors, " if path != first else ""
         raise GraphgenError(
@@ -220,33 +245,16 @@ def _place_slot(builder: Any, slot: int, value: int, _: int) -> None:
     builder.PrependInt64Slot(slot, value, -1)
 
 
-class _Beside:
-    """The file beside the flatbuffer, while it is written."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream, self.checksum = stream, 0
-
-    def put(self, raw: Array) -> int:
-        """Write the bytes of a tensor. Returns where they begin."""
-        for piece in (np.zeros(-self._stream.tell() % _ALIGNED, np.uint8), raw):
-            at = self._stream.tell()
-            self._stream.write(piece.data)
-            self.checksum = zlib.crc32(piece.data, self.checksum)
-        return at
-
-
-def _encode(checkpoint: Checkpoint, outside: "_Beside | None") -> memoryview:
-    optimizer, sizes = checkpoint.optimizer, [array.nbytes for array in checkpoint.tensors()]
-    first = len(checkpoint.trainable) + len(checkpoint.frozen) if outside else 0
-    inside = sum(sizes[first:])  # all, or the moments, which come last
-    moments = outside if inside > _ROOM else None
+def _encode(checkpoint: Checkpoint, outside: Data | None = None) -> memoryview:
+    optimizer, places = checkpoint.optimizer, {} if outside is None else outside.places
+    sizes = [array.nbytes * (id(array) not in places) for array in checkpoint.tensors()]
     # Growing the buffer would copy it: reserve what the tensors take, and some for each table.
-    builder = _Builder(1024 + 512 * len(sizes) + (0 if moments else inside))
-    optimizers = [] if optimizer is None else [_optimizer(builder, optimizer, moments)]
+    builder = _Builder(1024 + 512 * len(sizes) + sum(sizes))
+    optimizers = [] if optimizer is None else [_optimizer(builder, optimizer, places)]
     module = _table(
         builder,
-        (_OFFSET, _tensors(builder, checkpoint.trainable, outside)),
-        (_OFFSET, _tensors(builder, checkpoint.frozen, outside)),
+        (_OFFSET, _tensors(builder, checkpoint.trainable, places)),
+        (_OFFSET, _tensors(builder, checkpoint.frozen, places)),
         (_BOOL, False),  # is_nominal_state
         (_BOOL, outside is not None),
         (_INT64, 0 if outside is None else outside.checksum),
@@ -276,11 +284,11 @@ def _vector(builder: Any, tables: Sequence[int]) -> int:
     return int(builder.EndVector())
 
 
-def _tensors(builder: Any, tensors: Mapping[str, Array], outside: _Beside | None) -> int:
-    return _vector(builder, [_tensor(builder, n, array, outside) for n, array in tensors.items()])
+def _tensors(builder: Any, tensors: Mapping[str, Array], places: Mapping[int, int]) -> int:
+    return _vector(builder, [_tensor(builder, n, array, places) for n, array in tensors.items()])
 
 
-def _tensor(builder: Any, name: str, array: Array, outside: _Beside | None) -> int:
+def _tensor(builder: Any, name: str, array: Array, places: Mapping[int, int]) -> int:
     try:
         data_type = ir.DataType.from_numpy(array.dtype)
     except TypeError:
@@ -291,21 +299,21 @@ def _tensor(builder: Any, name: str, array: Array, outside: _Beside | None) -> i
             f"checkpoint: tensor {name!r} has dtype {array.dtype.str}, which the format cannot "
             "hold; convert it to a little-endian number of whole bytes, such as float32"
         )
-    raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    place = -1 if outside is None or raw.size <= _SMALL else outside.put(raw)
+    place = places.get(id(array), -1)
+    raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8) if place < 0 else None
     return _table(
         builder,
         (_OFFSET, builder.CreateString(name)),
         (_OFFSET, 0),  # doc_string
         (_OFFSET, builder.CreateNumpyVector(np.array(array.shape, dtype="<i8"))),
         (_INT32, data_type.value),
-        (_OFFSET, builder.CreateNumpyVector(raw) if place < 0 else 0),
+        (_OFFSET, 0 if raw is None else builder.CreateNumpyVector(raw)),
         (_OFFSET, 0),  # string_data
         (_place_slot, place),
     )
 
 
-def _optimizer(builder: Any, state: OptimizerState, outside: _Beside | None) -> int:
+def _optimizer(builder: Any, state: OptimizerState, places: Mapping[int, int]) -> int:
     parameters = []
     for name in state.momentum0:
         moments = {"momentum0": state.momentum0[name]}
@@ -313,7 +321,7 @@ def _optimizer(builder: Any, state: OptimizerState, outside: _Beside | None) -> 
             moments["momentum1"] = state.momentum1[name]
         if state.average:
             moments["average"] = state.average[name]
-        tensors = _tensors(builder, moments, outside)
+        tensors = _tensors(builder, moments, places)
         parameters.append(
             _table(builder, (_OFFSET, builder.CreateString(name)), (_OFFSET, tensors))
         )
@@ -405,7 +413,7 @@ def _decode(root: _Record, path: Path) -> Checkpoint:
                 "checkpoint"
             )
         if module.number(3, _kinds.BoolFlags):
-            data = _mapped(data_of(path), path)
+            data = _mapped(data_of(path), path, mmap.ACCESS_COPY)  # each page once it is changed
             if module.number(_CHECKSUM, _kinds.Int64Flags) not in (0, zlib.crc32(data)):
                 raise GraphgenError(
                     f"checkpoint {path}: {data_of(path).name} is not the file that was written "
@@ -439,7 +447,9 @@ def _read_tensors(records: Iterator[_Record], data: bytes | mmap.mmap) -> dict[s
         raw, place = record.array(4), record.number(6, _kinds.Int64Flags, -1)
         if place >= 0:
             raw = np.frombuffer(data, "u1", math.prod(shape) * dtype.itemsize, place)
-        tensors[name] = raw.copy().view(dtype).reshape(shape)
+        else:
+            raw = raw.copy()
+        tensors[name] = raw.view(dtype).reshape(shape)
     return tensors
 
 

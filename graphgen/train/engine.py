@@ -378,6 +378,10 @@ class Engine:
         kept = {**properties, **self._properties, **self.scale.properties()}
         return Checkpoint(self.state.views["p"], self.state.frozen, state, kept)
 
+    def unchanged(self) -> list[Array]:
+        """The frozen parameters that no step changes, as each `checkpoint` has them."""
+        return [x for name, x in self.state.frozen.items() if name not in self.statistics]
+
     def copied(self) -> Checkpoint:
         """A checkpoint of copies: what comes after it does not change it."""
         saved = self.checkpoint(0.0, {})

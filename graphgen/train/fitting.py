@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from graphgen.errors import one_of, refuse
+from graphgen.export.checkpoint_data import Unchanged
 from graphgen.train.batches import Place, length
 from graphgen.train.callbacks import Calls
 from graphgen.train.data import Batches
@@ -116,7 +117,7 @@ class States:
     ) -> None:
         self._run, self._engine, self._schedule, self._place = run, engine, schedule, place
         self._described, self._every, self._keep = described, every, keep
-        self._saved = engine.step
+        self._saved, self._unchanged = engine.step, Unchanged(engine.unchanged())
 
     def start(self, history: History, plan: object, resume: bool | int) -> None:
         """Make the folder, or go on in it, from its last state or from one that was kept."""
@@ -158,7 +159,7 @@ class States:
             RUN: json.dumps(self._described, sort_keys=True),
         }
         rate = self._schedule(max(self._engine.step, 1))
-        self._engine.checkpoint(rate, properties).save(path)
+        self._engine.checkpoint(rate, properties).save(path, unchanged=self._unchanged)
 
 
 def check_folder(

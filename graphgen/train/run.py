@@ -17,7 +17,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from graphgen.display import on_screen
 from graphgen.errors import GraphgenError, user_line, warn
 from graphgen.export.artifact_files import CHECKPOINT
-from graphgen.export.checkpoint import Checkpoint, data_of
+from graphgen.export.checkpoint import Checkpoint, copy
+from graphgen.export.checkpoint_data import data_of
 from graphgen.export.partial import beside, lock_of, reserve
 from graphgen.export.write import replacing
 from graphgen.files import read_bytes
@@ -93,7 +94,7 @@ class Run:
 
     def publish(self, step: int) -> None:
         """Let a kept state be that of the run."""
-        Checkpoint.load(self.at(step)).save(self.checkpoint)
+        copy(self.at(step), self.checkpoint)
 
     def rotate(self, keep: int, last: int) -> None:
         """Remove the kept states but the last `keep`, and those after the step `last`."""

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from graphgen.errors import GraphgenError
-from graphgen.export import checkpoint
+from graphgen.export import checkpoint, checkpoint_data
 from graphgen.export.checkpoint import Checkpoint, OptimizerState
+from graphgen.export.checkpoint_data import Unchanged
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 OFFICIAL = FIXTURES / "official.ckpt"
@@ -196,10 +197,15 @@ print(json.dumps([parameters, dict(state.properties)]))
 
 @official
 @pytest.mark.parametrize("small_room", [1 << 30, 700], indirect=True)
-def test_official_runtime_reads_and_rewrites_ours(tmp_path: Path, small_room: None) -> None:
+@pytest.mark.parametrize("apart", [False, True])
+def test_official_runtime_reads_and_rewrites_ours(
+    tmp_path: Path, small_room: None, apart: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint_data, "_SMALL", 0)
+    monkeypatch.setattr(checkpoint_data, "_APART", 0)
     ours = example()
     del ours.properties["nan"]  # which equals nothing
-    ours.save(tmp_path / "ours")
+    ours.save(tmp_path / "ours", unchanged=Unchanged(ours.frozen.values()) if apart else None)
     printed = MAKE["official"](EXCHANGE, tmp_path / "ours", tmp_path / "theirs")
     parameters, properties = json.loads(printed)
     expected = {n: [True, a.tolist()] for n, a in ours.trainable.items()}

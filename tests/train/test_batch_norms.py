@@ -12,6 +12,7 @@ import graphgen as gg
 from graphgen import nn, ops
 from graphgen.commands import main
 from graphgen.errors import GraphgenError
+from graphgen.export import checkpoint_data
 from graphgen.export.checkpoint import Checkpoint
 from graphgen.graph import TORCH_CALL
 from graphgen.nn.module import zeros
@@ -173,6 +174,37 @@ def test_a_resumed_run_has_the_statistics_of_one_that_never_stopped(tmp_path: Pa
         session.optimizer_step()
         session.lazy_reset_grad()
     assert not np.array_equal(session.parameters["var"], WEIGHTS["var"])
+
+
+@pytest.mark.parametrize("linked", [True, False])
+def test_what_no_step_changes_is_written_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, linked: bool
+) -> None:
+    """A frozen weight, but no statistic. On a disk without links, each state has its own copy."""
+    monkeypatch.setattr(checkpoint_data, "_SMALL", 0)
+    monkeypatch.setattr(checkpoint_data, "_APART", 0)
+    if not linked:
+        monkeypatch.setattr(checkpoint_data.os, "link", lambda *_: (_ for _ in ()).throw(OSError))
+    path = norm_file(tmp_path / "m.onnx")
+    options: dict[str, Any] = {"save_every": 1, "keep": 2, "evaluate": BATCHES[:1]}
+    options |= {"evaluate_every": 1, "progress": False}
+    made(path, frozen=["up"]).fit(BATCHES, steps=4, checkpoint=tmp_path / "whole", **options)
+    cut = tmp_path / "cut"
+    made(path, frozen=["up"]).fit(BATCHES, steps=2, checkpoint=cut, **options)
+    trainer = made(path, frozen=["up"])
+    trainer.fit(BATCHES, steps=4, checkpoint=cut, resume=True, **options)
+    places = [".", "best", "step-3", "step-4"]
+    for place in places:
+        own = [tmp_path / run / place / "checkpoint.data" for run in ("whole", "cut")]
+        assert [file.read_bytes() for file in own] == [WEIGHTS["up"].tobytes()] * 2
+        one, other = (file.with_suffix("").read_bytes() for file in own)
+        assert one == other and WEIGHTS["down"].tobytes() not in one
+        saved = Checkpoint.load(own[0].with_suffix(""))
+        np.testing.assert_array_equal(saved.frozen["up"], WEIGHTS["up"])
+    np.testing.assert_array_equal(saved.frozen["mean"], trainer.parameters["mean"])
+    files = {(tmp_path / "whole" / place / "checkpoint.data").stat().st_ino for place in places}
+    assert len(files) == (1 if linked else len(places))
+    assert [*tmp_path.rglob("*.partial")] == []
 
 
 def test_several_batches_of_an_update_move_them_in_turn_and_so_does_a_norm_used_twice(
