@@ -649,12 +649,20 @@ def test_each_use_of_a_module_drops_out_by_itself() -> None:
 def test_modules_have_the_names_that_transformers_gives_them_now(
     part: str, now: str, older: str, tmp_path: Path
 ) -> None:
-    """Checkpoints keep the older ones, as adapters of before do, which are read, too."""
+    """Checkpoints keep the older ones, as adapters of before do, which are read, too.
+
+    A pattern of what to adapt may have the name here or there.
+    """
     kind = "dinov2" if part == "value" else "deit"
     random_checkpoint(tmp_path / "source", published_vision.fields(kind))
     path = gg.export(from_folder(tmp_path / "source").model, tmp_path / "model.onnx")
     gg.artifacts(path, tmp_path / "art", lora=rf"{part}$:2", output="logits")
     found = Checkpoint.load(tmp_path / "art" / "checkpoint")
+    gg.artifacts(
+        path, tmp_path / "by_its_name", lora=f"{now.partition('.0.')[2]}$:2", output="logits"
+    )
+    same = Checkpoint.load(tmp_path / "by_its_name" / "checkpoint")
+    assert same.trainable.keys() == found.trainable.keys()
     for array in found.trainable.values():
         array[...] = RNG.standard_normal(array.shape)
     found.save(tmp_path / "run")

@@ -59,7 +59,8 @@ class LoRA:
     x W has it, as in PEFT.
 
     Args:
-        targets: A regular expression, searched in the names of modules: "query|value".
+        targets: A regular expression, searched in the names of modules: "query|value". If no module
+            has such a name, it is searched in those of the checkpoint, as PEFT's "q_proj|v_proj".
         rank: The rank of the update, from 1.
         alpha: The factor above, by default `rank`.
         dropout: The part of x that is zeroed in training, from 0 and below 1.
@@ -217,6 +218,10 @@ class Adapting:
         self.modules = {}
         found = linears(model)
         matched = [n for n, s in found.items() if re.search(self.lora.targets, s.module)]
+        if not matched:  # as PEFT would search
+            names = {module: part.name for module, part in published_names(model).items()}
+            known = {n: names[s.module] for n, s in found.items() if s.module in names}
+            matched = [n for n, name in known.items() if re.search(self.lora.targets, name)]
         if not matched:
             raise GraphgenError(
                 f"artifacts: lora={self.lora.targets!r} matches no module with a product; there "
