@@ -129,6 +129,31 @@ DECODERS: dict[str, dict[str, Any]] = {
     "olmo2, biases": {"attention_bias": True, "num_key_value_heads": 1, "rms_norm_eps": 1e-3},
     "olmoe": {**_MOE, "num_experts_per_tok": 2, "moe_intermediate_size": None},
     "olmoe, cut off": {"clip_qkv": 1.0, "norm_topk_prob": True, "attention_bias": True},
+    "glm4_moe": {**_MOE, "n_routed_experts": 6, "num_experts_per_tok": 2, "num_experts": None}
+    | {"use_qk_norm": True, "routed_scaling_factor": 1.5, "n_shared_experts": 2},
+    "glm4_moe, groups": {
+        "n_group": 3,
+        "topk_group": 2,
+        "norm_topk_prob": False,
+        "first_k_dense_replace": 0,
+        "head_dim": 16,
+        "attention_bias": True,
+        "use_qk_norm": False,
+    },
+    "dots1": {**_MOE, "n_routed_experts": 6, "num_experts_per_tok": 3, "num_experts": None}
+    | {"n_shared_experts": 1, "sliding_window": 4, "max_window_layers": 1},
+    "dots1, odd": {"norm_topk_prob": True, "first_k_dense_replace": 1, "sliding_window": None}
+    | {"tie_word_embeddings": True, "attention_bias": True},
+    "minimax_m2": {**_BASE, "num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 16}
+    | {"rotary_dim": 8},
+    "ernie4_5_moe": {**_MOE, "moe_num_experts": 6, "moe_k": 2, "num_experts": None},
+    "ernie4_5_moe, biases": {
+        "use_bias": True,
+        "moe_num_shared_experts": 0,
+        "moe_layer_start_index": 0,
+        "moe_layer_end_index": 0,
+        "tie_word_embeddings": False,
+    },
     "arcee": _BASE,
     "seed_oss": {**_BASE, "head_dim": 16, "attention_out_bias": True},
     "helium": {**_BASE, "head_dim": 8, "attention_bias": True, "mlp_bias": True},

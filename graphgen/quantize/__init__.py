@@ -46,10 +46,10 @@ from graphgen.quantize.calibration import Seen, observed, random_feeds
 from graphgen.quantize.effect import Layer, Report, opened
 from graphgen.quantize.experts import (
     Treated,
-    chooses_experts,
     experts_of,
     layers_of,
     obstacle,
+    scores_of_experts,
     treat,
 )
 from graphgen.quantize.layers import layout_of, rewritten, rules_of, settle, treat_experts
@@ -231,6 +231,7 @@ class Quantizing:
         tables = {*parameters(model.graph).values()} if self.embeddings else set()
         sites: list[Site] = []
         others: dict[ir.Node, Outcome] = {}
+        choosing = scores_of_experts(model)
         for node in model.graph.all_nodes():
             if has(node, Trait.QUANTIZED):
                 raise GraphgenError(
@@ -238,7 +239,7 @@ class Quantizing:
                     "float32 model that it was made from"
                 )
             site = site_at(node, tables)
-            if isinstance(site, Site) and chooses_experts(site.end.outputs[0]):
+            if isinstance(site, Site) and site.end.outputs[0] in choosing:
                 site = Refusal("its result chooses experts, and another one would change all")
             if isinstance(site, Site):
                 # MatMulNBits misreads zero points from outside a branch, up to onnxruntime 1.26.

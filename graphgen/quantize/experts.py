@@ -48,9 +48,18 @@ def weights_of(node: ir.Node) -> list[ir.Value]:
     return [value for index in _WEIGHTS if (value := node.inputs[index]) is not None]
 
 
-def chooses_experts(scores: ir.Value) -> bool:
-    """Whether experts are chosen by these scores."""
-    return any(is_a(use.node, ops.mixture_of_experts) and use.idx == 1 for use in scores.uses())
+def scores_of_experts(model: ir.Model) -> set[ir.Value]:
+    """What experts are chosen by: their scores, and all behind the product that these come from."""
+    found, left = set[ir.Value](), [node.inputs[1] for node in experts_of(model)]
+    while left:
+        value = left.pop()
+        if value is None or value in found:
+            continue
+        found.add(value)
+        node = value.producer()
+        if node is not None and not is_a(node, ops.matmul) and not is_a(node, ops.gemm):
+            left += node.inputs
+    return found
 
 
 def layers_of(node: ir.Node, scheme: str) -> list[Layer]:

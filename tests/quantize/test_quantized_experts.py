@@ -43,6 +43,8 @@ def named(model: ir.Model, operator: str) -> list[ir.Node]:
         ("mixtral", {}),
         ("qwen2_moe", {"moe_intermediate_size": 32}),  # shares that do not sum to 1
         ("gpt_oss", {}),  # biases, a limit
+        # scores behind a sigmoid, of which some groups count
+        ("glm4_moe, groups", {"moe_intermediate_size": 32, "hidden_size": 64}),
     ],
 )
 def test_experts_in_four_bits_compute_what_their_integers_mean(

@@ -48,7 +48,7 @@ class Experts(nn.Module):
         **options: float,
     ):
         self.k, self.normalized, self.options = k, normalized, options
-        self.router = nn.Linear(features, experts, bias=bias)
+        self.router: Any = nn.Linear(features, experts, bias=bias)
         self.inner = Parameter((experts, 2 * hidden, features), initialize=normal(0.02))
         self.outer = Parameter((experts, features, hidden), initialize=normal(0.02))
         self.inner_bias = self.outer_bias = None
@@ -64,9 +64,17 @@ class Experts(nn.Module):
 
     def __call__(self, x: Tensor) -> Tensor:  # (B, T, D)
         rows = ops.reshape(x, [-1, x.shape[2]])
-        y: Tensor = ops.mixture_of_experts(
+        y = self.mixed(rows, self.router(rows))
+        y = ops.reshape(y, [ops.dim(x, 0), ops.dim(x, 1), x.shape[2]])
+        if self.shared is not None and self.shared_gate is not None:
+            y = y + ops.sigmoid(self.shared_gate(x)) * self.shared(x)
+        return y
+
+    def mixed(self, rows: Tensor, scores: Tensor) -> Tensor:
+        """Σ of the experts that these scores, (N, E), choose for rows (N, D)."""
+        found: Tensor = ops.mixture_of_experts(
             rows,
-            self.router(rows),
+            scores,
             self.inner,
             self.inner_bias,
             self.outer,
@@ -77,19 +85,25 @@ class Experts(nn.Module):
             normalize_routing_weights=int(self.normalized),
             **self.options,
         )
-        y = ops.reshape(y, [ops.dim(x, 0), ops.dim(x, 1), x.shape[2]])
-        if self.shared is not None and self.shared_gate is not None:
-            y = y + ops.sigmoid(self.shared_gate(x)) * self.shared(x)
-        return y
+        return found
 
 
-def sizes_of(config: Config, default: int, k: int) -> dict[str, Any]:
-    """How many experts there are, and how many of them a token uses; other fields are checked."""
-    experts = config.named("num_local_experts", "num_experts")
+_PER_TOKEN = "num_experts_per_tok"
+
+
+def sizes_of(
+    config: Config, default: int, k: int, own: str = "num_experts", of_token: str = _PER_TOKEN
+) -> dict[str, Any]:
+    """How many experts there are, and how many of them a token uses; other fields are checked.
+
+    `own` is what the class itself calls the former, and `of_token` the latter.
+    """
+    experts = config.named("num_local_experts", own)
+    of_token = config.named(*dict.fromkeys((_PER_TOKEN, of_token)))
     found = config.take(experts, int, default)
-    used = config.take("num_experts_per_tok", int, k)
+    used = config.take(of_token, int, k)
     if used > found:
-        config.refuse("num_experts_per_tok", used, f"at most {found}, {experts}")
+        config.refuse(of_token, used, f"at most {found}, {experts}")
     config.expect("hidden_act", "silu")
     config.ignore("router_aux_loss_coef", "router_jitter_noise")  # of training alone
     return {"experts": found, "k": used}
@@ -149,7 +163,8 @@ def olmoe(config: Config) -> Specification:
     )
 
 
-def _stacks(*names: str, outer: str) -> dict[str, Stack]:
+def stacks(*names: str, outer: str) -> dict[str, Stack]:
+    """The weights of experts that are stored one by one."""
     return {
         "inner": Stack(tuple(f"experts.{{}}.{name}.weight" for name in names), alternate=True),
         "outer": Stack((f"experts.{{}}.{outer}.weight",)),
@@ -161,7 +176,7 @@ _QWEN = family(
     router="gate",
     shared="shared_expert",
     shared_gate="shared_expert_gate",
-    **_stacks("gate_proj", "up_proj", outer="down_proj"),
+    **stacks("gate_proj", "up_proj", outer="down_proj"),
 )
 
 FAMILIES = {
@@ -169,8 +184,8 @@ FAMILIES = {
         mixtral,
         feed_forward="block_sparse_moe",
         router="gate",
-        **_stacks("w1", "w3", outer="w2"),
+        **stacks("w1", "w3", outer="w2"),
     ),
     **dict.fromkeys(("qwen2_moe", "qwen3_moe"), _QWEN),
-    "olmoe": family(olmoe, router="gate", **_stacks("gate_proj", "up_proj", outer="down_proj")),
+    "olmoe": family(olmoe, router="gate", **stacks("gate_proj", "up_proj", outer="down_proj")),
 }
