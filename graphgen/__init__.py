@@ -125,7 +125,7 @@ class _Roof(ModuleType):
                     raise
         from graphgen.errors import missing, near
 
-        raise missing(__name__, name, near(name, __all__))
+        raise missing(__name__, name, lambda public: near(public, __all__))
 
     def __setattr__(self, name: str, value: object) -> None:
         """Keep `graphgen.export` the function, not the subpackage that holds it.

@@ -8,7 +8,7 @@ import re
 import shlex
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, NoneType
@@ -129,11 +129,11 @@ def near(word: object, known: Iterable[object]) -> str:
     return f"; did you mean {words[found[0]]!r}?" if found else ""
 
 
-def missing(who: str, name: str, hint: str) -> AttributeError:
-    """The error for a name that a module does not have."""
-    if name.startswith("_"):  # Python asks for such names
+def missing(who: str, name: str, hint: Callable[[str], str]) -> AttributeError:
+    """The error for a name that a module does not have, with a hint for it."""
+    if name.startswith("_"):  # Python asks for such names, often: no hint is looked for
         return AttributeError(f"module {who!r} has no attribute {name!r}")
-    message = f"{who} has no {name}{hint}{user_line()}"
+    message = f"{who} has no {name}{hint(name)}{user_line()}"
     return MissingNameError(message, name=name, obj=sys.modules[who])
 
 

@@ -435,4 +435,4 @@ for _name in __all__:  # an operator says itself what does not fit
 if not TYPE_CHECKING:  # checkers would take every name to exist
 
     def __getattr__(name):
-        raise missing(__name__, name, _like(name))
+        raise missing(__name__, name, _like)

@@ -49,11 +49,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Let no garbage collection look through modules and collected tests again.
 
-    They are most of the objects there are, and each trainer that is opened collects: 0.2 s.
+    They are most of the objects there are, and each trainer that is opened collects: 0.2 s. Others
+    are seldom: graphs are large, and live as long as their test.
     """
     gc.enable()
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000)  # not 700: a twentieth of the processor time
 
 
 @pytest.fixture(autouse=True, scope="session")

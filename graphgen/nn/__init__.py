@@ -78,6 +78,9 @@ def __dir__() -> list[str]:
 if not TYPE_CHECKING:  # checkers would take every name to exist
 
     def __getattr__(name):
-        lists = "; a list or dictionary of modules is an attribute as it is"
-        known = name in ("ModuleList", "ModuleDict")  # PyTorch's
-        raise missing(__name__, name, lists if known else near(name, __all__))
+        raise missing(__name__, name, _hint)
+
+    def _hint(name):
+        if name in ("ModuleList", "ModuleDict"):  # PyTorch's
+            return "; a list or dictionary of modules is an attribute as it is"
+        return near(name, __all__)
