@@ -58,63 +58,50 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(10_000)  # not 700: a twentieth of the processor time
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _figures_of_one_processor() -> Iterator[None]:
-    """What pays depends on the processor: tests have the same figures on all of them.
+class OneThread(ort.InferenceSession):  # type: ignore[misc]
+    """A session with one thread, unless a test wants more."""
 
-    Those that compare processors name them. Fixtures of whole modules have them as well.
-    """
+    def __init__(self, model: Any, sess_options: Any = None, *more: Any, **given: Any) -> None:
+        options = sess_options or ort.SessionOptions()
+        options.intra_op_num_threads = options.intra_op_num_threads or 1
+        super().__init__(model, options, *more, **given)
+
+
+TAKEN_BACK: list[str] = []
+"""The rewrites of one test that verification has taken back."""
+
+
+def watched(of: Callable[..., str | None]) -> Callable[..., str | None]:
+    def compare(*arguments: Any, **options: Any) -> str | None:
+        problem = of(*arguments, **options)
+        if problem and not problem.startswith(UNVERIFIED):
+            TAKEN_BACK.append(problem)
+        return problem
+
+    return compare
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _what_holds_for_all() -> Iterator[None]:
+    """Also for fixtures of whole modules. One, because each takes its time at each test."""
     with pytest.MonkeyPatch.context() as patch:
+        # What pays depends on the processor; tests that compare processors name them.
         patch.setattr("graphgen.targets.instructions", lambda: "avx512")
-        yield
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _one_thread() -> Iterator[None]:
-    """Sessions have one thread unless a test wants more.
-
-    Those of two workers share two cores, and idle threads spin: a sixth of the processor time.
-    """
-
-    class OneThread(ort.InferenceSession):  # type: ignore[misc]
-        def __init__(self, model: Any, sess_options: Any = None, *more: Any, **given: Any) -> None:
-            options = sess_options or ort.SessionOptions()
-            options.intra_op_num_threads = options.intra_op_num_threads or 1
-            super().__init__(model, options, *more, **given)
-
-    with pytest.MonkeyPatch.context() as patch:
+        # Two workers share two cores, and idle threads spin: a sixth of the processor time.
         patch.setattr(ort, "InferenceSession", OneThread)
-        yield
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _no_waiting_for_disks() -> Iterator[None]:
-    """Files outlive the processes of tests, not the machine: each fsync takes some milliseconds."""
-    with pytest.MonkeyPatch.context() as patch:
+        # Files outlive the processes of tests, not the machine: each fsync takes milliseconds.
         patch.setattr(os, "fsync", lambda descriptor: None)
+        for name in ("compare", "compare_models"):
+            patch.setattr(passes, name, watched(getattr(passes, name)))
         yield
 
 
-@pytest.fixture(autouse=True)
-def _no_rewrite_is_taken_back(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[None]:
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """Verification takes a wrong rewrite back, so that a test would not see it.
 
     Tests that are about such rewrites are marked `wrong_rewrites`.
     """
-    problems = list[str]()
-
-    def watched(of: Callable[..., str | None]) -> Callable[..., str | None]:
-        def compare(*arguments: Any, **options: Any) -> str | None:
-            problem = of(*arguments, **options)
-            if problem and not problem.startswith(UNVERIFIED):
-                problems.append(problem)
-            return problem
-
-        return compare
-
-    for name in ("compare", "compare_models"):
-        monkeypatch.setattr(passes, name, watched(getattr(passes, name)))
+    TAKEN_BACK.clear()
     yield
-    assert not problems or request.node.get_closest_marker("wrong_rewrites"), problems
+    assert not TAKEN_BACK or item.get_closest_marker("wrong_rewrites"), TAKEN_BACK
