@@ -27,6 +27,7 @@ TEMPLATE = (
 )
 SPECIAL = ["<s>", "<e>", "<u>", "<a>"]
 ASKED = [{"role": "user", "content": " Hi "}]
+ANSWER = {"role": "assistant", "content": "So "}
 MANY: list[dict[str, Any]] = [{"name": "f", "p": {"a": 1}}, {"name": "g", "p": {"b": None}}]
 TOOLS = [{"name": "f"}]
 
@@ -45,7 +46,12 @@ def folder(tmp_path_factory: Any) -> Path:
         single="<s> $A", special_tokens=[("<s>", 90)]
     )
     tokenizer.save(str(source / "tokenizer.json"))
-    named = {"bos_token": {"content": "<s>"}, "chat_template": TEMPLATE}
+    thoughts = "<a>{{ messages[0].reasoning_content | trim }}<e>{{ messages[0].content }}"
+    templates = [
+        {"name": "default", "template": TEMPLATE},
+        {"name": "thoughts", "template": thoughts},
+    ]
+    named = {"bos_token": {"content": "<s>"}, "chat_template": templates}
     (source / "tokenizer_config.json").write_text(json.dumps(named))
     return write_folder(source, tmp_path_factory.mktemp("out") / "model", {MODEL: model(**size)})
 
@@ -66,7 +72,24 @@ CONVERSATIONS: dict[str, tuple[Any, str]] = {
         "<s>[f]<u>Hi<e><a>calm:",
     ),
     "no prompt": ({"messages": ASKED, "add_generation_prompt": False}, "<s><u>Hi<e>"),
-    "an answer goes on": ([*ASKED, {"role": "assistant", "content": "So "}], "<s><u>Hi<e><a>So"),
+    "an answer goes on": ([*ASKED, ANSWER], "<s><u>Hi<e><a>So"),
+    "the next answer": (
+        {"messages": [*ASKED, ANSWER], "add_generation_prompt": True},
+        "<s><u>Hi<e><a>So<e><a>",
+    ),
+    "an answer that is whole": (
+        {"messages": [*ASKED, ANSWER], "continue_final_message": False},
+        "<s><u>Hi<e><a>So<e><a>",
+    ),
+    "a question goes on": ({"messages": ASKED, "continue_final_message": True}, "<s><u>Hi"),
+    "thoughts go on": (
+        {
+            "messages": [{**ANSWER, "thinking": "Hm "}],
+            "chat_template": "thoughts",
+            "continue_final_message": "reasoning_content",
+        },
+        "<a>Hm",
+    ),
 }
 
 
@@ -119,8 +142,11 @@ def test_special_tokens_that_the_settings_name(folder: Path, tmp_path: Path) -> 
             {"a_token": "<a>", "b_token": "<b>", "c_token": "<c>", "d_token": "<p>"},
             [90, 28, 80, 30],
         ),
+        ({"additional_special_tokens": ["<p>"]}, [90, 94]),
+        ({"extra_special_tokens": [{"content": "<p>"}]}, [90, 94]),
+        ({"extra_special_tokens": {"image": "<p>"}}, [90, 94]),
     ):
-        own = tmp_path / str(len(more))
+        own = tmp_path / str(sum(1 for _ in tmp_path.iterdir()))
         shutil.copytree(folder, own)
         named = {"bos_token": {"content": "<s>"}, **more}
         (own / "tokenizer_config.json").write_text(json.dumps(named))
@@ -135,7 +161,15 @@ def test_special_tokens_that_the_settings_name(folder: Path, tmp_path: Path) -> 
             "has to be as in JSON, but Object",
         ),
         ([{"role": 5, "content": "a"}], "prompt 0: a message is .*; give objects with `role`"),
-        ([{"role": "assistant"}], "the assistant's last message has no text that could go on"),
+        ([{"role": "assistant"}], "the last message has no text as content that could go on"),
+        (
+            {"messages": ASKED, "continue_final_message": True, "add_generation_prompt": True},
+            "continue_final_message and add_generation_prompt contradict each other: leave one out",
+        ),
+        (
+            {"messages": ASKED, "continue_final_message": 1.5},
+            "continue_final_message is 1.5; give true, false, or the field that goes on",
+        ),
         ([*ASKED, "Hi"], "prompt 0: a message is 'Hi'; give objects"),
         ({"messages": "Hi"}, "messages are 'Hi'; give a list of them"),
         ([["Hi"]], r"prompt 0 is \['Hi'\]; give a text, a list of tokens, or a list of messages"),
@@ -208,6 +242,14 @@ def test_what_is_null_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": source}))
     given = [{"role": "assistant", "content": None, "name": None}, *ASKED]
     assert Template(tmp_path).prompt(given, "") == "assistantFalseuserTrue"
+
+
+def test_a_template_reads_the_special_tokens_of_the_model(tmp_path: Path) -> None:
+    told = {"chat_template": "{{ image_token }}{{ boi }}{{ y_token }}{{ true | tojson(true, 2) }}"}
+    told |= {"image_token": "<i>", "extra_special_tokens": {"boi": "<b>"}}
+    told |= {"model_specific_special_tokens": {"y_token": {"content": "<y>"}}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(told))
+    assert Template(tmp_path).prompt(ASKED, "") == "<i><b><y>true"
 
 
 def test_special_tokens_of_an_older_folder(tmp_path: Path) -> None:

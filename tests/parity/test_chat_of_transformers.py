@@ -164,6 +164,11 @@ ASKED: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
     "its own fields": ([USER], {"enable_thinking": False, "date_string": "yesterday"}),
     "an answer goes on": ([USER, ANSWER], {}),
     "thoughts go on": ([USER, {**ANSWER, "reasoning": "\nHm.\n"}], {}),
+    "the next answer": ([USER, ANSWER], {"add_generation_prompt": True}),
+    "a question goes on": ([USER], {"continue_final_message": True}),
+    "only thoughts go on": (
+        [USER, {**ANSWER, "thinking": "\nHm. "}], {"continue_final_message": "reasoning_content"},
+    ),
 }  # fmt: skip
 
 
@@ -196,6 +201,7 @@ def test_prompts_are_those_of_transformers(style: str, tmp_path: Path) -> None:
         how = {"add_generation_prompt": True}
         if messages[-1]["role"] == "assistant":
             how = {"continue_final_message": True}
+        how = {} if {"add_generation_prompt", "continue_final_message"} & fields.keys() else how
         try:
             wanted = theirs.apply_chat_template(messages, tokenize=False, **how, **fields)
         except Exception:
@@ -281,6 +287,17 @@ def test_templates_of_processors_are_found_where_transformers_finds_them(
     for tools in (None, [TOOL]):
         wanted = theirs.apply_chat_template([USER], tools=tools)
         assert own.prompt({"messages": [USER], "tools": tools}, "prompt 0") == wanted
+
+
+def test_special_tokens_of_the_model(tmp_path: Path) -> None:
+    template = "{{ image_token }}{{ boi }}{{ y_token }}{{ tools }}"
+    tokenizer_of(tmp_path, template)
+    told = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    told |= {"image_token": "<|im_end|>", "extra_special_tokens": {"boi": "<s>"}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(told))
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    wanted = theirs.apply_chat_template([USER], tokenize=False)
+    assert Template(tmp_path).prompt([USER], "prompt 0") == wanted == "<|im_end|><s>None"
 
 
 def test_special_tokens_of_older_folders(tmp_path: Path) -> None:

@@ -34,6 +34,8 @@ FOLDERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "an object": ({}, {"special_tokens_map": {"eos_token": {"content": "<end>", "lstrip": False}}}),
     "known to both": ({}, {"added_tokens": {"<k>": 4}}),
+    "a further one of the vocabulary": ({"additional_special_tokens": ["<s>"]}, {}),
+    "named ones of the vocabulary": ({"extra_special_tokens": {"s": "<s>"}}, {}),
 }
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "further ones": ({"additional_special_tokens": ["<x>"]}, {}),

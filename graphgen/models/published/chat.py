@@ -5,8 +5,13 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from graphgen.errors import GraphgenError, needed
-from graphgen.models.published.conversation import Conversation, first_line, parts_of
-from graphgen.models.published.folder import SPECIAL, of_tokenizer, text_of
+from graphgen.models.published.conversation import (
+    THOUGHTS,
+    Conversation,
+    first_line,
+    parts_of,
+)
+from graphgen.models.published.folder import named_tokens, of_tokenizer
 from graphgen.models.published.sandbox import environment, rendered
 from graphgen.models.published.templates import sources
 
@@ -26,7 +31,7 @@ class Template:
     def __init__(self, folder: Path, *, dated: bool = False) -> None:
         config = of_tokenizer(folder)
         self._who = f"the chat template of {folder}"
-        self._named = {name: text for name in SPECIAL if (text := text_of(config, name))}
+        self._named = named_tokens(folder)
         self._jinja = needed("jinja2")
         made = environment(_BEGIN, _END, dated=dated)
         self._templates: dict[str, Any] = {}
@@ -81,16 +86,17 @@ class Template:
         messages, given = parts_of(conversation, where)
         if not messages:
             raise GraphgenError(f"{where}: there is no message; give at least one")
-        if messages[-1]["role"] != "assistant":
+        field = _continued(messages[-1], given, where)
+        if field is None:
             text = self._text(messages, where, **{"add_generation_prompt": True, **given})
             return _unmarked(text, where)[0]
-        _mark_end(messages[-1], where)
+        _mark_end(messages[-1], field, where)
         text, _ = _unmarked(self._text(messages, where, **given), where)
         text, cut, after = text.rpartition(_CUT)
         if not cut:
             raise GraphgenError(
-                f"{where}: {self._who} leaves out the assistant's last message, so nothing can go "
-                "on from it: end with a message of another role"
+                f"{where}: {self._who} leaves out the {field} of the last message, so nothing can "
+                "go on from it: end with a message of another role, or give continue_final_message"
             )
         text = text if after.startswith(" ") else text.rstrip()  # it trims messages
         return text.replace(f"{_CUT} ", "").replace(_CUT, "")  # if it writes the message twice
@@ -120,18 +126,43 @@ class Template:
             raise GraphgenError(f"{where}: {self._who} ends in {reason}") from error
 
 
-def _mark_end(message: dict[str, Any], where: str) -> None:
-    """Mark where a message ends, with a blank that shows whether the template trims it."""
-    holder, key = message, "content"
-    if isinstance(message.get(key), list):
-        parts = [part for part in message[key] if isinstance(part, dict) and "text" in part]
-        holder, key = (parts or [{}])[-1], "text"
-    if not isinstance(holder.get(key), str):
+def _continued(last: Mapping[str, Any], given: dict[str, Any], where: str) -> str | None:
+    """The field of the last message that goes on, or None if another message begins.
+
+    continue_final_message says so, which is taken out of what the template reads; without it, the
+    assistant's message goes on, unless add_generation_prompt asks for the next one.
+    """
+    name, begins = "continue_final_message", given.get("add_generation_prompt")
+    asked = given.pop(name, None)
+    if asked is None:
+        return "content" if last["role"] == "assistant" and not begins else None
+    if not isinstance(asked, bool | str):
         raise GraphgenError(
-            f"{where}: the assistant's last message has no text that could go on; end with a "
-            "message of another role"
+            f"{where}: {name} is {asked!r:.40}; give true, false, or the field that goes on"
         )
-    holder[key] += f"{_CUT} "
+    if asked and begins:
+        raise GraphgenError(
+            f"{where}: {name} and add_generation_prompt contradict each other: leave one out"
+        )
+    return "content" if asked is True else asked or None
+
+
+def _mark_end(message: dict[str, Any], field: str, where: str) -> None:
+    """Mark where a message ends, with a blank that shows whether the template trims it."""
+    value = message.get(field)
+    holders = [(message, field)]
+    if isinstance(value, list):
+        parts = [part for part in value if isinstance(part, dict) and "text" in part]
+        holders, value = [(part, "text") for part in parts[-1:]], (parts or [{}])[-1].get("text")
+    elif field in THOUGHTS:  # a template may read any of them
+        holders = [(message, name) for name in THOUGHTS if message.get(name) == value]
+    if not isinstance(value, str):
+        raise GraphgenError(
+            f"{where}: the last message has no text as {field} that could go on; end with a "
+            "message of another role, or give continue_final_message"
+        )
+    for holder, key in holders:
+        holder[key] += f"{_CUT} "
 
 
 def _unmarked(text: str, where: str) -> tuple[str, Spans]:

@@ -15,7 +15,7 @@ CHAT = ("messages", "tools", "documents", "chat_template_kwargs")
 SHARED = "conversations"
 """What the column of messages is called whose fields are `from` and `value`."""
 
-_THOUGHTS = ("reasoning_content", "thinking", "reasoning")
+THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 """What templates call the reasoning of a message; transformers fills in the first two."""
 
 
@@ -51,7 +51,7 @@ def _checked(messages: Any, where: str) -> list[dict[str, Any]]:
         for message in _plain(messages, where)
     ]
     for i, message in enumerate(found):
-        thought = next((message[n] for n in _THOUGHTS if n in message), None)
+        thought = next((message[n] for n in THOUGHTS if n in message), None)
         if thought is not None:
             found[i] = {"thinking": thought, **message, "reasoning_content": thought}
     return found

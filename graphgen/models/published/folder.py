@@ -155,17 +155,26 @@ def of_tokenizer(folder: Path) -> dict[str, Any]:
     return config | more
 
 
-def _special(folder: Path) -> Iterator[str]:
-    """The special tokens that the settings of a tokenizer name, in the order of transformers.
-
-    It splits texts at them where tokenizer.json does not, too, with the next free number if they
-    have none there; what has no place in the vocabulary then cannot be read by the model.
-    """
+def named_tokens(folder: Path) -> dict[str, str]:
+    """The special tokens that the settings of a tokenizer name, in the order of transformers."""
     config = of_tokenizer(folder)
-    more = config.get("model_specific_special_tokens")
-    config = config | (more if isinstance(more, dict) else {})
-    names = dict.fromkeys([*SPECIAL, *(name for name in config if name.endswith("_token"))])
-    yield from filter(None, (text_of(config, name) for name in names))
+    given = dict.fromkeys(SPECIAL) | {n: x for n, x in config.items() if n.endswith("_token")}
+    for name in ("extra_special_tokens", "model_specific_special_tokens"):
+        given |= more if isinstance(more := config.get(name), dict) else {}
+    return {name: text for name in given if (text := text_of(given, name))}
+
+
+def _special(folder: Path) -> Iterator[str]:
+    """The special tokens of the settings of a tokenizer, with a name and without.
+
+    transformers splits texts at them where tokenizer.json does not, too, with the next free number
+    if they have none there; what has no place in the vocabulary cannot be read by the model.
+    """
+    yield from named_tokens(folder).values()
+    config = of_tokenizer(folder)
+    more = config.get("extra_special_tokens") or config.get("additional_special_tokens")
+    texts = (text_of({"": token}, "") for token in (more if isinstance(more, list) else ()))
+    yield from filter(None, texts)
 
 
 def text_of(config: Mapping[str, Any], name: str) -> str | None:

@@ -161,8 +161,15 @@ def environment(begin: str, end: str, *, dated: bool) -> Any:
                 raise sandbox.SecurityError(f"a namespace cannot hold {name!r}")
             super().__setitem__(name, value)
 
-    def tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-        return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+    def tojson(
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: Any = None,
+        separators: Any = None,
+        sort_keys: bool = False,
+    ) -> str:
+        how: dict[str, Any] = {"indent": indent, "separators": separators, "sort_keys": sort_keys}
+        return json.dumps(value, ensure_ascii=ensure_ascii, **how)
 
     def raise_exception(message: str) -> None:
         raise jinja.TemplateError(message)
