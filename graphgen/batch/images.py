@@ -159,7 +159,9 @@ class Images:
     def look(self, row: dict[str, Any], where: str) -> Image:
         """The image of a row; only the header of its file is read. Raises GraphgenError."""
         path, pixels = row.get("image"), row.get(PIXELS)
-        if isinstance(path, str) and pixels is None:
+        if path is not None and pixels is not None:
+            raise GraphgenError(f"{where} has `image` and `{PIXELS}`; give one of them")
+        if isinstance(path, str):
             if self.missing:
                 raise GraphgenError(f"{where}: {self.missing}")
             image = Image(where, self.base / path, None)

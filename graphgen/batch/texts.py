@@ -51,9 +51,11 @@ class Texts:
         ids, types, known = row.get("ids"), None, range(self.vocabulary)
         texts = [row[name] for name in ("text", "text_pair") if row.get(name) is not None]
         right = all(isinstance(text, str) for text in [row.get("text"), *texts])
-        if ids is None and "messages" in self.columns and row.get("messages") not in (None, ""):
-            if texts:
-                raise GraphgenError(f"{where} has `messages` and `text`; give one of them")
+        chat = "messages" in self.columns and row.get("messages") not in (None, "")
+        kinds = (("messages", chat), ("ids", ids is not None), ("text", texts))
+        if len(several := [f"`{name}`" for name, given in kinds if given]) > 1:
+            raise GraphgenError(f"{where} has {' and '.join(several)}; give one of them")
+        if chat:
             return self._conversation(
                 {n: row[n] for n in CHAT if row.get(n) not in (None, "")}, where
             )

@@ -153,7 +153,8 @@ def chances(scores: Array, options: Options) -> Array:
     top-p (arXiv 1904.09751), min-p, typical (arXiv 2202.00666), and epsilon and eta (arXiv
     2210.15191).
     """
-    scores = (scores.astype(np.float64) - scores[0]) / max(options.temperature, 1e-200)
+    temperature = min(max(options.temperature, 1e-200), 1e200)  # -inf / inf would be NaN
+    scores = (scores.astype(np.float64) - scores[0]) / temperature
     found = np.exp(scores)
     if options.top_h is not None:
         first = found[:100] / found[:100].sum()

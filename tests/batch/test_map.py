@@ -400,6 +400,7 @@ BAD = {
     "text is a number": ('{"text": 3}', "line 2 has neither"),
     "ids of no token": ('{"ids": [1, 40]}', "line 2 .* numbers from 0 to 39"),
     "ids are no numbers": ('{"ids": [1, 2.5]}', "line 2 has neither"),
+    "ids and a text": ('{"text": "w1", "ids": [1]}', "line 2 has `ids` and `text`; give one of"),
     "too long": (json.dumps({"text": "w1 " * 25}), "line 2 has 25 tokens; it must have 1 to 24"),
     "empty": ('{"text": ""}', "line 2 has 0 tokens"),
     "types": ('{"text": "w1", "x": 1}\n{"text": "w1", "x": "a"}', "lines 1 to 3: .*type"),
@@ -615,6 +616,7 @@ def test_bad_images(vision, tmp_path, capsys):
         ({"image": "half.png"}, "row 1: .*half.png is damaged"),
         ({"image": 3}, r"line 1 has neither `image`, a path, nor `pixel_values`, lists of \(3, 8"),
         ({"pixel_values": [[1.0], [2.0]]}, "line 1 has neither"),
+        ({"image": "a", "pixel_values": [[1.0]]}, "has `image` and `pixel_values`; give one of"),
         ({"pixel_values": [[[1.0]], [["a"]]]}, "line 1 has neither"),
         ({"text": "w1"}, "line 1 has neither"),
     ):

@@ -541,6 +541,13 @@ def test_chances(options: Any, kept: int) -> None:
     assert not given[wanted == 0].any()
 
 
+def test_no_temperature_brings_what_may_not_come() -> None:
+    scores, random = np.array([1, -np.inf, 0], np.float32), np.random.default_rng(0)
+    for temperature in (1e-320, 1e308, np.inf):
+        drawn = {draw(scores, Options(temperature=temperature), random) for _ in range(20)}
+        assert drawn == ({0} if temperature < 1 else {0, 2})
+
+
 def test_biases_and_what_the_source_forbids() -> None:
     given = np.array([[1.0, 2.0, -4.0, np.inf, np.nan]])
     for fields, tokens, wanted in (
