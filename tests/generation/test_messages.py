@@ -68,7 +68,7 @@ def text(generator: Generator, row: list[int]) -> str:
 CONVERSATIONS: dict[str, tuple[Any, str]] = {
     "messages": (ASKED, "<s><u>Hi<e><a>"),
     "tools and the template's own": (
-        {"messages": ASKED, "tools": TOOLS, "calm": True},
+        {"messages": ASKED, "tools": TOOLS, "calm": True, "where": "here", "self": 1},
         "<s>[f]<u>Hi<e><a>calm:",
     ),
     "no prompt": ({"messages": ASKED, "add_generation_prompt": False}, "<s><u>Hi<e>"),
@@ -80,6 +80,10 @@ CONVERSATIONS: dict[str, tuple[Any, str]] = {
     "an answer that is whole": (
         {"messages": [*ASKED, ANSWER], "continue_final_message": False},
         "<s><u>Hi<e><a>So<e><a>",
+    ),
+    "what rows have beside them": (
+        {"messages": ASKED, "chat_template_kwargs": {"calm": True, "add_generation_prompt": True}},
+        "<s><u>Hi<e><a>calm:",
     ),
     "a question goes on": ({"messages": ASKED, "continue_final_message": True}, "<s><u>Hi"),
     "thoughts go on": (

@@ -20,6 +20,8 @@ Spans: TypeAlias = Sequence[tuple[int, int]]
 
 _BEGIN, _END, _CUT = "\ufdd0", "\ufdd1", "\ufdd2"  # Unicode keeps them free for such marks
 
+_BEGINS = {"add_generation_prompt": True}
+
 
 class Template:
     """The chat template of a tokenizer's folder, rendered as transformers does, in a sandbox.
@@ -56,9 +58,9 @@ class Template:
         stands before a message.
         """
         messages, given = parts_of(conversation, where)
-        whole = self._text(messages, where, **given)
+        whole = self._text(messages, where, given)
         if prompt is not None:
-            before = self._text(messages[:prompt], where, **given, add_generation_prompt=True)
+            before = self._text(messages[:prompt], where, given | _BEGINS)
             (whole, _), (before, _) = _unmarked(whole, where), _unmarked(before, where)
             pairs = enumerate(zip(whole, before, strict=False))
             first = next((at for at, (a, b) in pairs if a != b), min(len(whole), len(before)))
@@ -68,8 +70,8 @@ class Template:
         spans = []
         for i, message in enumerate(messages):
             if message["role"] == "assistant":
-                before = self._text(messages[:i], where, add_generation_prompt=True, **given)
-                after = self._text(messages[: i + 1], where, **given)
+                before = self._text(messages[:i], where, given | _BEGINS)
+                after = self._text(messages[: i + 1], where, given)
                 if not after.startswith(before) or not whole.startswith(after):
                     raise GraphgenError(
                         f"{where}: {self._who} writes message {i + 1} otherwise when more follow, "
@@ -88,10 +90,10 @@ class Template:
             raise GraphgenError(f"{where}: there is no message; give at least one")
         field = _continued(messages[-1], given, where)
         if field is None:
-            text = self._text(messages, where, **{"add_generation_prompt": True, **given})
+            text = self._text(messages, where, _BEGINS | given)
             return _unmarked(text, where)[0]
         _mark_end(messages[-1], field, where)
-        text, _ = _unmarked(self._text(messages, where, **given), where)
+        text, _ = _unmarked(self._text(messages, where, given), where)
         text, cut, after = text.rpartition(_CUT)
         if not cut:
             raise GraphgenError(
@@ -115,9 +117,9 @@ class Template:
             )
         return name
 
-    def _text(self, messages: Sequence[Any], where: str, **given: Any) -> str:
+    def _text(self, messages: Sequence[Any], where: str, given: Mapping[str, Any]) -> str:
         template = self._templates[self._template(given, where)]
-        given.pop("chat_template", None)
+        given = {name: value for name, value in given.items() if name != "chat_template"}
         values = {**self._named, "add_generation_prompt": False, "tools": None, "documents": None}
         try:
             return rendered(template, {**values, **given, "messages": messages})
