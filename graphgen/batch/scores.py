@@ -13,7 +13,8 @@ from graphgen.errors import GraphgenError
 from graphgen.files import parse_json, regular
 from graphgen.generation import Generator
 from graphgen.generation.decoder import task_of
-from graphgen.models.published.folder import context, encoded
+from graphgen.models.published.folder import context
+from graphgen.models.published.tokenizer import encoded
 from graphgen.operands import Array
 
 _ROWS = 8  # at a time

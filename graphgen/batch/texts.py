@@ -10,8 +10,9 @@ import numpy as np
 from graphgen.errors import GraphgenError
 from graphgen.models.published.chat import Template
 from graphgen.models.published.conversation import CHAT, nested
-from graphgen.models.published.folder import encoded, settings, tokenizer
+from graphgen.models.published.folder import settings
 from graphgen.models.published.sentence import default_prompt
+from graphgen.models.published.tokenizer import encoded, tokenizer
 from graphgen.operands import Array
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")

@@ -28,7 +28,7 @@ from graphgen.generation.speech import Ears
 from graphgen.graph import ModelLike
 from graphgen.models.published.chat import Template
 from graphgen.models.published.conversation import Conversation
-from graphgen.models.published.folder import encoded
+from graphgen.models.published.tokenizer import encoded
 from graphgen.runtime import Provider
 
 _CHUNK = 512

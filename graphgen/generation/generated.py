@@ -19,7 +19,7 @@ from graphgen.generation.prompts import Prompts, read_prompts
 from graphgen.generation.speculation import Speculation
 from graphgen.generation.speech import Ears, first_tokens, listed_sounds, timestamps_of
 from graphgen.generation.timestamps import STEP, Segment, Timestamps
-from graphgen.models.published.folder import encoded
+from graphgen.models.published.tokenizer import encoded
 
 if TYPE_CHECKING:
     from graphgen.generation import Generator

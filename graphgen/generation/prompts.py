@@ -7,8 +7,9 @@ from typing import Any, TypeAlias
 
 from graphgen.errors import GraphgenError, user_line
 from graphgen.generation.config import listed
-from graphgen.models.published import folder as folders
 from graphgen.models.published.conversation import Conversation
+from graphgen.models.published.folder import settings
+from graphgen.models.published.tokenizer import tokenizer as tokenizer_of
 from graphgen.operands import Array
 
 Prompts: TypeAlias = (
@@ -101,7 +102,7 @@ def _is_conversation(value: Any) -> bool:
 
 def read_tokenizer(folder: Path | None, vocabulary: int | None) -> Any:
     """The tokenizer of a folder. Raises GraphgenError if none fits."""
-    found = folders.tokenizer(folder, vocabulary=vocabulary)
+    found = tokenizer_of(folder, vocabulary=vocabulary)
     if found is None:
         raise GraphgenError(
             f"generate: {folder or 'the model'} has no tokenizer.json: give prompts as lists of "
@@ -122,7 +123,7 @@ def removes_spaces(folder: Path | None, tokenizer: Any) -> bool:
 
     It does not do it for BPE, unless the folder says so in as many words.
     """
-    config = {} if folder is None else folders.settings(folder, "tokenizer_config.json")
+    config = {} if folder is None else settings(folder, "tokenizer_config.json")
     name = "clean_up_tokenization_spaces"
     bpe = type(tokenizer.model).__name__ == "BPE"
     even = config.get(f"{name}_for_bpe_even_though_it_will_corrupt_output")

@@ -10,7 +10,8 @@ import numpy as np
 from graphgen.errors import GraphgenError
 from graphgen.files import present
 from graphgen.models.published.chat import Spans
-from graphgen.models.published.folder import context, encoded, panics, settings, text_of, tokenizer
+from graphgen.models.published.folder import context, settings
+from graphgen.models.published.tokenizer import encoded, panics, text_of, tokenizer
 from graphgen.operands import Array
 
 FILE = "tokenizer.json"

@@ -15,7 +15,7 @@ from graphgen.errors import GraphgenError
 from graphgen.export.folders import MODEL, write_folder
 from graphgen.generation import Generator
 from graphgen.models.published.chat import Template
-from graphgen.models.published.folder import tokenizer
+from graphgen.models.published.tokenizer import tokenizer
 
 tokenizers = pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2", reason="jinja2 is missing: the extra [chat] installs it")

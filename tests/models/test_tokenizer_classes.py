@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from graphgen.errors import GraphgenError
-from graphgen.models.published.folder import encoded, tokenizer
+from graphgen.models.published.tokenizer import encoded, tokenizer
 from graphgen.models.published.tokenizer_classes import class_of, class_remarks
 from graphgen.models.published.tokenizer_files import check_tokenizer, unread
 

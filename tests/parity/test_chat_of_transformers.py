@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from graphgen.errors import GraphgenError
 from graphgen.export.tables import open_table
 from graphgen.models.published.chat import Template
-from graphgen.models.published.folder import encoded, tokenizer
+from graphgen.models.published.tokenizer import encoded, tokenizer
 from graphgen.plan import TensorType
 from graphgen.train.texts import Texts
 

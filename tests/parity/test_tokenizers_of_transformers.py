@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 from graphgen.errors import GraphgenError
 from graphgen.generation.prompts import removes_spaces, without_spaces
-from graphgen.models.published.folder import tokenizer
+from graphgen.models.published.tokenizer import tokenizer
 from graphgen.models.published.tokenizer_classes import class_remarks
 from graphgen.models.published.tokenizer_files import check_tokenizer
 

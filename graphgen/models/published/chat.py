@@ -11,9 +11,9 @@ from graphgen.models.published.conversation import (
     first_line,
     parts_of,
 )
-from graphgen.models.published.folder import named_tokens, of_tokenizer
 from graphgen.models.published.sandbox import environment, rendered
 from graphgen.models.published.templates import sources
+from graphgen.models.published.tokenizer import named_tokens, of_tokenizer
 
 Spans: TypeAlias = Sequence[tuple[int, int]]
 """Parts of a text, by their characters: from the first to before the second."""

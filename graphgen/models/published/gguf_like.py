@@ -5,9 +5,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from graphgen.errors import GraphgenError
-from graphgen.models.published.folder import tokenizer
 from graphgen.models.published.gguf import Gguf
 from graphgen.models.published.gguf_tokenizer import tokenizer_files
+from graphgen.models.published.tokenizer import tokenizer
 
 _PROBE = "It's  12345 days,\n\nDon't 'LL; x_1=[3.5] ÄÖ e\u0301 日本語 \t🙂 end."
 """Of digits, contractions, blanks, accents and other scripts: what splits of texts differ in."""

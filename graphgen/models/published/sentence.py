@@ -13,9 +13,10 @@ from graphgen.errors import GraphgenError
 from graphgen.files import present, read_json
 from graphgen.models.published.config import Config
 from graphgen.models.published.family import Family
-from graphgen.models.published.folder import notes, settings, tokenizer
+from graphgen.models.published.folder import notes, settings
 from graphgen.models.published.poolings import POOLINGS
 from graphgen.models.published.stages import STAGES, SentenceVectors, Stage
+from graphgen.models.published.tokenizer import tokenizer
 from graphgen.models.published.weights import read_weights
 
 MODULES = ("Transformer", "Pooling", *STAGES)

@@ -11,7 +11,8 @@ from typing import Any
 
 from graphgen.errors import GraphgenError
 from graphgen.files import read_bytes
-from graphgen.models.published.folder import encoded, panics, settings, tokenizer
+from graphgen.models.published.folder import settings
+from graphgen.models.published.tokenizer import encoded, panics, tokenizer
 from graphgen.models.published.tokenizer_parts import around, charsmap_of, parts_of
 
 _OF_TYPES = {

@@ -8,7 +8,8 @@ from typing import Any
 
 from graphgen.errors import GraphgenError
 from graphgen.files import present, read_bytes
-from graphgen.models.published.folder import settings, tokenizer
+from graphgen.models.published.folder import settings
+from graphgen.models.published.tokenizer import tokenizer
 from graphgen.models.published.tokenizer_classes import class_of
 
 _TWICE = {

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from graphgen.models.published.folder import text_of
 from graphgen.models.published.gguf_tokenizer import SPLITS
+from graphgen.models.published.tokenizer import text_of
 
 _BYTES = dict.fromkeys(["GPT2", "Roberta", "GPTNeoX", "CodeGen", "Whisper", "Deberta"], "gpt-2")
 _BYTES |= {"Qwen2": "qwen2", "Cohere": "command-r"}

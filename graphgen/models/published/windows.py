@@ -6,7 +6,8 @@ import numpy as np
 
 from graphgen.errors import GraphgenError
 from graphgen.files import regular
-from graphgen.models.published.folder import context, encoded, tokenizer
+from graphgen.models.published.folder import context
+from graphgen.models.published.tokenizer import encoded, tokenizer
 from graphgen.operands import Array
 
 _LENGTH, _WINDOWS = 128, 384
