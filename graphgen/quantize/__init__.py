@@ -79,6 +79,12 @@ _NEEDED: dict[str, list[Op]] = {
     "int4": [matmul_nbits],
     "weights8": [matmul_nbits],
 }
+_OF_SCHEMES = {
+    "accuracy_level": ("int4",),
+    "block_size": ("int4", "weights8"),
+    "full_range": ("int8",),
+}
+"""The schemes that an argument is of."""
 _VERIFIED = (7, 1)  # sizes to start from when verifying a layer
 _FLOAT = ir.DataType.FLOAT
 
@@ -177,10 +183,14 @@ class Quantizing:
         self.size = default if self.block_size is None else self.block_size
         one_of(self.who, BlockSize, block_size=self.size)
         one_of(self.who, AccuracyLevel, accuracy_level=self.accuracy_level)
-        of = {"accuracy_level": "int4", "block_size": "int4 and weights8", "full_range": "int8"}
-        for name, schemes in of.items():
+        for name, schemes in _OF_SCHEMES.items():
             if getattr(self, name) != getattr(Quantizing, name) and self.scheme not in schemes:
-                raise GraphgenError(f"{self.who}: {name} is of {schemes}; leave it out")
+                raise GraphgenError(
+                    f"{self.who}: {name} is of {' and '.join(schemes)}; leave it out"
+                )
+        if self.threshold is not None and not self.threshold >= 0.0:
+            wanted = "it must be a number of at least 0"
+            raise GraphgenError(f"{self.who}: threshold is {self.threshold!r}; {wanted}")
         self.profile = profile_of(self.who, self.scheme, self.target)
         self.limit = THRESHOLDS[self.scheme] if self.threshold is None else self.threshold
 

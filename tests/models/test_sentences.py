@@ -299,8 +299,8 @@ def test_a_normalize_of_something_else_is_refused(field: str, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("listed", "told"),
     [
-        ([("base.modules.router.Router", "")], "the modules Router are not supported"),
-        ([("models.StaticEmbedding", "")], "the modules StaticEmbedding are not supported"),
+        ([("base.modules.router.Router", "")], "the modules Router are not supported: its q"),
+        ([("models.StaticEmbedding", "")], "the modules StaticEmbedding are not supported: i"),
         ([("models.Transformer", "0_Transformer"), ("models.Pooling", "1_Pooling")], "in this fo"),
         (
             [("models.Transformer", ""), ("models.Pooling", "1"), ("models.Normalize", "")],
@@ -315,6 +315,28 @@ def test_modules_are_refused_by_name_where_a_folder_has_no_configuration(
     (tmp_path / "modules.json").write_text(json.dumps(entries))
     with pytest.raises(gg.GraphgenError, match=r"modules\.json.* " + told):
         from_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"pooling_strategy": "sum", "activation_function": "log1p_relu"}]
+)
+def test_sparse_vectors(fields: dict[str, str], tmp_path: Path) -> None:
+    """SPLADE: a number for each token of the vocabulary, without the padding."""
+    folder = checkpoint(tmp_path, published_encoders, "mpnet")
+    family, given = FAMILIES["mpnet"], published_encoders.fields("mpnet")
+    shapes = stored_shapes(family, family.tasks["fill-mask"](Config(given)))
+    arrays = {name: published_encoders.weight(name, shape) for name, shape in shapes.items()}
+    write_weights(folder / "model.safetensors", arrays)
+    kinds = [("models.MLMTransformer", ""), ("sparse_encoder.models.SpladePooling", "1_Pooling")]
+    listed = [{"type": f"sentence_transformers.{kind}", "path": path} for kind, path in kinds]
+    (folder / "modules.json").write_text(json.dumps(listed))
+    write_part(folder / "1_Pooling", {**fields, "embedding_dimension": None})
+    logits, found = run_plain(gg.optimize(from_folder(folder).model).model, both())
+    wanted = np.log1p(np.maximum(logits * both()["attention_mask"][..., None], 0))
+    wanted = np.log1p(wanted).sum(1) if fields else wanted.max(1)
+    assert relative_rms(wanted, found) < ROUNDING
+    with pytest.raises(gg.GraphgenError, match="SpladePooling reads the logits of tokens: give"):
+        from_folder(folder, TASK)
 
 
 def test_who_writes_the_weights_of_a_stage(tmp_path: Path) -> None:

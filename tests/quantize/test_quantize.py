@@ -601,6 +601,7 @@ def test_the_gpu_has_kernels_for_int4_only() -> None:
         ("target is 'tpu'; choose", {"scheme": "int8", "target": "tpu"}),
         ("block_size is of int4 and weights8; leave", {"scheme": "int8", "block_size": 32}),
         ("full_range is of int8; leave", {"scheme": "int4", "full_range": True}),
+        ("threshold is nan; it must be a number", {"scheme": "int4", "threshold": np.nan}),
     ],
 )
 def test_bad_arguments(message: str, arguments: dict[str, Any]) -> None:

@@ -26,7 +26,12 @@ from graphgen.models.published.heads import Vectors
 from graphgen.models.published.language_model import PART_OF
 from graphgen.models.published.module_names import module_names, note_modules
 from graphgen.models.published.saved_as import default_task, misfit_mend, own_code
-from graphgen.models.published.sentence import EMBEDS as EMBEDS, sentence_head, sentence_task
+from graphgen.models.published.sentence import (
+    EMBEDS as EMBEDS,
+    sentence_head,
+    sentence_task,
+    sparse_vectors,
+)
 from graphgen.models.published.seq2seq import DECODER, ENCODER, CrossAttention
 from graphgen.models.published.stored import check_files, stored_in
 from graphgen.models.published.weights import stored_names
@@ -36,10 +41,8 @@ from graphgen.safetensors import Weight
 from graphgen.value import Tensor
 
 _WITH_LOGITS_OF_TOKENS = (
-    "text-generation",
-    "text2text-generation",
-    "fill-mask",
-    "automatic-speech-recognition",
+    *("text-generation", "text2text-generation"),
+    *("fill-mask", "automatic-speech-recognition"),
 )
 
 MODEL = "model.onnx"
@@ -130,13 +133,14 @@ def from_folder(
         method = method if kept else ""
     names = module_names(family, module, body=EMBEDS in task)
     if isinstance(getattr(module, "head", None), Vectors):
-        embedding = sentence_head(folder, module.features, dtype)
-        if embedding is not None:
+        if (embedding := sentence_head(folder, module.features, dtype)) is not None:
             module.head, weights = embedding[0], weights | embedding[1]
+    elif task == "fill-mask":
+        module.after = sparse_vectors(folder)
     if task in _WITH_LOGITS_OF_TOKENS:
         family.check_ties(module, stored, str(folder))
-    graphs = getattr(module, "graphs", None)
-    parts = graphs() if graphs is not None else {MODEL: (module, module.inputs())}
+    whole = hasattr(module, "graphs")
+    parts = module.graphs() if whole else {MODEL: (module, module.inputs())}
     models = {
         name: build(
             with_attentions(part, _ATTENTIONS.get(name, "attentions")) if attentions else part,

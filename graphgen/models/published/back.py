@@ -16,7 +16,8 @@ from graphgen.graph import ORIGIN, constant, parameters
 from graphgen.models.published.config import Config
 from graphgen.models.published.family import Family
 from graphgen.models.published.restored import parameters_in, restored
-from graphgen.models.published.sentence import sentence_head, stage_folders
+from graphgen.models.published.sentence import sentence_head
+from graphgen.models.published.sentence_modules import stage_folders
 from graphgen.models.published.weights import converted, lazily, read_weights, stored_names
 from graphgen.nn.module import Module
 from graphgen.operands import Array

@@ -15,7 +15,12 @@ from graphgen.value import Tensor
 
 
 class Encoded(nn.Module):
-    """An encoder of tokens, and the head that makes the outputs of a task."""
+    """An encoder of tokens, and the head that makes the outputs of a task.
+
+    `after` makes further outputs of those and the mask.
+    """
+
+    after: Callable[[dict[str, Tensor], Tensor], dict[str, Tensor]] | None = None
 
     def __init__(self, encoder: Any, head: Any):
         self.encoder, self.head = encoder, head
@@ -25,7 +30,7 @@ class Encoded(nn.Module):
     ) -> dict[str, Tensor]:  # (B, T) each; in the mask, 1 is a token and 0 padding
         x = self.encoder(input_ids, attention_mask, **types)  # (B, T, D)
         outputs: dict[str, Tensor] = self.head(x, attention_mask, self.encoder)
-        return outputs
+        return outputs if self.after is None else outputs | self.after(outputs, attention_mask)
 
     def inputs(self) -> dict[str, TensorSpec]:
         """The inputs of the encoder."""

@@ -15,15 +15,16 @@ from graphgen.models.published.config import Config
 from graphgen.models.published.family import Family
 from graphgen.models.published.folder import notes, settings
 from graphgen.models.published.poolings import POOLINGS
-from graphgen.models.published.stages import STAGES, SentenceVectors, Stage
+from graphgen.models.published.sentence_modules import SPARSE, is_sparse, modules_of
+from graphgen.models.published.stages import STAGES, SentenceVectors, SparseVectors, Stage
 from graphgen.models.published.tokenizer import tokenizer
 from graphgen.models.published.weights import read_weights
 
-MODULES = ("Transformer", "Pooling", *STAGES)
-
 EMBEDS = "feature-extraction"
 _SETTINGS = "config_sentence_transformers.json"
-_OF_TEXTS = {"method": "forward", "method_output_name": "last_hidden_state"}
+_FILLS = "fill-mask"
+_READ = {EMBEDS: "last_hidden_state", _FILLS: "logits"}
+"""What the modules read of the results of a task."""
 _CAPITALS = "AZ\u00c0\u00dc\u010c\u0394\u0416\u10a0"  # of several alphabets, some with accents
 
 
@@ -37,7 +38,11 @@ def sentence_head(
     entries = modules_of(folder)
     if not entries:
         return None
-    _check_notes(folder)
+    if entries[1][0] == SPARSE:
+        raise GraphgenError(
+            f"{folder / 'modules.json'}: {SPARSE} reads the logits of tokens: give --task {_FILLS}"
+        )
+    _check_notes(folder, EMBEDS)
     poolings = _poolings(folder, folder / entries[1][1] / "config.json", features)
     size, weights = features * len(poolings), dict[str, ir.TensorProtocol]()
     stages = list[Stage]()
@@ -58,45 +63,7 @@ def sentence_head(
     return SentenceVectors(poolings, stages, _kept(folder)), weights
 
 
-def modules_of(folder: Path) -> list[tuple[str, str]]:
-    """The kinds of modules in modules.json and their folders; none without such a file.
-
-    Raises a GraphgenError that names those that are not built.
-    """
-    path = folder / "modules.json"
-    if not present(path):
-        return []
-    listed = read_json(path, list)
-    try:
-        types = [str(e["type"]) for e in listed]
-        entries = [
-            (t.rpartition(".")[2], str(e["path"])) for t, e in zip(types, listed, strict=True)
-        ]
-    except (TypeError, KeyError) as error:
-        raise GraphgenError(f"{path}: each module must have a type and a path") from error
-    if own := [t for t in types if not t.startswith("sentence_transformers.")]:
-        raise GraphgenError(
-            f"{path}: {', '.join(own)} is code in the checkpoint, which is not run; remove it, or "
-            "choose another checkpoint"
-        )
-    kinds = [kind for kind, _ in entries]
-    if unknown := sorted({*kinds} - {*MODULES}):
-        raise GraphgenError(
-            f"{path}: the modules {', '.join(unknown)} are not supported; supported are "
-            f"{', '.join(MODULES)}: remove those, or choose another checkpoint"
-        )
-    if kinds[:2] != [*MODULES[:2]] or not {*kinds[2:]} <= {*STAGES} or entries[0][1]:
-        raise GraphgenError(
-            f"{path} lists {', '.join(kinds)}; it must list Transformer, Pooling and then any of "
-            f"{', '.join(STAGES)}, and the first in this folder"
-        )
-    for _, name in entries[1:]:
-        if not name or Path(name).name != name:
-            raise GraphgenError(f"{path}: {name!r} is not the name of a folder next to it")
-    return entries
-
-
-def _check_notes(folder: Path) -> None:
+def _check_notes(folder: Path, task: str) -> None:
     """Raise GraphgenError for notes on how to read texts that the graph cannot heed."""
     name, fields = notes(folder)
     where = folder / name
@@ -108,11 +75,12 @@ def _check_notes(folder: Path) -> None:
         )
     for field in ("max_seq_length", "tokenizer_name_or_path", "unpad_inputs"):
         config.raw(field)
-    config.expect("transformer_task", EMBEDS)
+    config.expect("transformer_task", task)
     config.expect("module_output_name", "token_embeddings")
     known = config.raw("modality_config", {})
-    if not isinstance(known, dict) or known.get("text", _OF_TEXTS) != _OF_TEXTS:
-        config.refuse("modality_config", known, f"with {_OF_TEXTS} for text")
+    wanted = {"method": "forward", "method_output_name": _READ[task]}
+    if not isinstance(known, dict) or known.get("text", wanted) != wanted:
+        config.refuse("modality_config", known, f"with {wanted} for text")
     config.finish()
 
 
@@ -130,8 +98,24 @@ def sentence_task(folder: Path, tasks: Collection[str]) -> str | None:
     if not present(folder / "modules.json"):
         return None
     across = settings(folder, _SETTINGS).get("model_type") == "CrossEncoder"
-    task = "text-classification" if across else EMBEDS
+    task = "text-classification" if across else _FILLS if is_sparse(folder) else EMBEDS
     return task if task in tasks else None
+
+
+def sparse_vectors(folder: Path) -> SparseVectors | None:
+    """What modules.json makes of the logits of tokens; None unless it is a vector of the text.
+
+    Raises GraphgenError for fields that would change it.
+    """
+    if not is_sparse(folder):
+        return None
+    _check_notes(folder, _FILLS)
+    [*_, (kind, name)] = modules_of(folder)
+    where = folder / name / "config.json"
+    config = _config(where, kind, read_json(where))
+    found = SparseVectors(config)
+    config.finish()
+    return found
 
 
 def _lowers(folder: Path) -> bool:
@@ -142,11 +126,6 @@ def _lowers(folder: Path) -> bool:
         normalizer.normalize_str(letter) == normalizer.normalize_str(letter.lower())
         for letter in _CAPITALS
     )
-
-
-def stage_folders(folder: Path) -> list[str]:
-    """The folders of what follows the pooling in modules.json, which `sentence_head` has read."""
-    return [str(entry["path"]) for entry in read_json(folder / "modules.json", list)[2:]]
 
 
 def _config(path: Path, kind: str, fields: dict[str, Any]) -> Config:

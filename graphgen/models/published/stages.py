@@ -123,3 +123,24 @@ class SentenceVectors(nn.Module):
         if self.kept is not None:
             y = ops.slice_(y, [0], [self.kept], [1])
         return {"last_hidden_state": x, "sentence_embedding": y}
+
+
+class SparseVectors:
+    """SPLADE (arXiv 2109.10086): how much of each token of the vocabulary a text has, (B, V).
+
+    Of logits z, (B, T, V), it is the maximum over the tokens of log(1 + relu(z)), or the sum.
+    """
+
+    def __init__(self, config: Config):
+        config.ignore("embedding_dimension", "word_embedding_dimension")  # that of the logits
+        self.sums = config.choose("pooling_strategy", {"max": False, "sum": True}, "max")
+        kinds = {"relu": 1, "log1p_relu": 2}
+        self.logarithms = config.choose("activation_function", kinds, "relu")
+
+    def __call__(self, outputs: dict[str, Tensor], mask: Tensor) -> dict[str, Tensor]:
+        z = outputs["logits"]
+        y = ops.relu(z * ops.unsqueeze(ops.cast_like(mask, z), [2]))
+        for _ in range(self.logarithms):
+            y = ops.log(y + 1.0)
+        reduce = ops.reduce_sum if self.sums else ops.reduce_max
+        return {"sentence_embedding": reduce(y, axis=1, keepdims=False)}

@@ -10,7 +10,7 @@ from graphgen.models.published.forms import form_of
 from graphgen.models.published.gguf import open_gguf
 from graphgen.models.published.gguf_names import read_gguf
 from graphgen.models.published.language_model import PART_OF, language_only
-from graphgen.models.published.sentence import modules_of
+from graphgen.models.published.sentence_modules import modules_of
 from graphgen.models.published.weights import read_weights
 from graphgen.safetensors import Weight
 
