@@ -46,7 +46,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 }
 """What each class of transformers does if no field says otherwise."""
 
-_OF_TYPES = {"deit": "DeiT", "dinov2": "Bit"} | {
+_OF_TYPES = {"deit": "DeiT", "dinov2": "Bit", "dinov2_with_registers": "Bit"} | {
     f"{name.lower()}{part}": name for name in ("CLIP", "Siglip") for part in ("", "_vision_model")
 }
 """The class for a model type if no field names one; ViT's for any other."""

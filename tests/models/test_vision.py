@@ -18,7 +18,12 @@ from graphgen.models.published.weights import read_weights
 
 RESULTS = np.load(Path(__file__).resolve().parents[1] / "fixtures" / "vision" / "results.npz")
 BOUND = 1e-5  # relative RMS
-ATTENTIONS = {"deit": 1, "dinov2": 1, "clip": 3, "siglip": 4}
+ATTENTIONS = {"vit_msn": 1, "dinov2_with_registers": 1} | {
+    "deit": 1,
+    "dinov2": 1,
+    "clip": 3,
+    "siglip": 4,
+}
 
 
 def checkpoint(folder: Path, kind: str) -> Path:

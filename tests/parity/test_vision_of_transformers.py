@@ -43,6 +43,16 @@ ENCODERS: dict[str, tuple[str, str, dict[str, Any], tuple[int, int]]] = {
         {**DINO, "use_swiglu_ffn": True},
         (15, 15),
     ),
+    "vit_msn": ("ViTMSN", "ForImageClassification", OBLONG, (12, 18)),
+    "vit_msn, vectors": ("ViTMSN", "Model", OBLONG, (12, 18)),
+    "registers": ("Dinov2WithRegisters", "ForImageClassification", DINO, (15, 15)),
+    "registers, larger": (
+        "Dinov2WithRegisters",
+        "Model",
+        {**DINO, "use_swiglu_ffn": True, "num_register_tokens": 2},
+        (24, 36),
+    ),
+    "registers, smaller": ("Dinov2WithRegisters", "Model", {**DINO, "image_size": 45}, (10, 15)),
     "dinov2, larger": ("Dinov2", "Model", {**DINO, "mlp_ratio": 3}, (24, 36)),
     "dinov2, smaller": ("Dinov2", "Model", DINO, (10, 15)),
 }

@@ -36,6 +36,8 @@ class Picture:
         bias: Whether the patches' products have a bias.
         flat: Whether learned vectors and positions are stored without an axis for the batch.
         resized: Whether images may have any size, for which the positions are interpolated.
+        smoothed: Whether fewer positions are weighted sums of all, as when an image is shrunk.
+        registers: How many further vectors stand behind the first, without positions (2309.16588).
         first_norm: Whether a norm precedes the layers.
         last_norm: Whether one follows them.
     """
@@ -46,6 +48,8 @@ class Picture:
     bias: bool = True
     flat: bool = False
     resized: bool = False
+    smoothed: bool = False
+    registers: int = 0
     first_norm: bool = False
     last_norm: bool = True
 
@@ -99,6 +103,10 @@ class Encoder(nn.Module):
         )
         count = picture.tokens + self.grid[0] * self.grid[1]
         self.positions = Parameter((*batch, count, parts.features), initialize=normal(0.02))
+        self.registers = None
+        if picture.registers:
+            shape = (1, picture.registers, parts.features)
+            self.registers = Parameter(shape, initialize=normal(0.02))
         self.first_norm = parts.norm(parts.features) if picture.first_norm else None
         self.layers = [Layer(parts) for _ in range(layers)]
         self.norm = parts.norm(parts.features) if picture.last_norm else None
@@ -111,20 +119,30 @@ class Encoder(nn.Module):
         learned = [ops.expand(p, shape) for p in (self.whole, self.distilled) if p is not None]
         x = ops.concat(*learned, x, axis=1) if learned else x
         x = x + (self._resized(size) if self.picture.resized else self.positions)
+        if self.registers is not None:
+            tokens = self.picture.tokens
+            first, rest = (
+                ops.slice_(x, [a], [b], [1]) for a, b in ((0, tokens), (tokens, 1 << 31))
+            )
+            own = ops.expand(self.registers, [ops.dim(x, 0), 1, 1])
+            x = ops.concat(first, own, rest, axis=1)
         x = x if self.first_norm is None else self.first_norm(x)
         for layer in self.layers:
             x = layer(x)
         return x if self.norm is None else self.norm(x)
 
     def _resized(self, size: list[Any]) -> Tensor:
-        """The positions, those of patches by cubic interpolation (a = -0.75) for so many."""
+        """The positions, those of patches by cubic interpolation for so many."""
         tokens = self.picture.tokens
         own, table = (
             ops.slice_(self.positions, [begin], [end], [1])
             for begin, end in ((0, tokens), (tokens, tokens + self.grid[0] * self.grid[1]))
         )
         grid = ops.reshape(ops.swap_last(table), [1, self.features, *self.grid])
-        grid = resize(grid, sizes=[1, self.features, *size], mode="cubic")
+        how: dict[str, Any] = {"mode": "cubic"}  # a is -0.75, or as in PIL
+        if self.picture.smoothed:
+            how |= {"antialias": 1, "cubic_coeff_a": -0.5, "exclude_outside": 1}
+        grid = resize(grid, sizes=[1, self.features, *size], **how)
         return ops.concat(own, ops.swap_last(ops.reshape(grid, [1, self.features, -1])), axis=1)
 
     def inputs(self) -> dict[str, TensorSpec]:

@@ -1,7 +1,8 @@
-"""ViT (arXiv 2010.11929), DeiT (2012.12877) and DINOv2 (2304.07193): images by their patches."""
+"""ViT (arXiv 2010.11929), MSN (2204.07141), DeiT (2012.12877) and DINOv2 (2304.07193)."""
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from graphgen import nn, ops
@@ -14,13 +15,15 @@ from graphgen.nn.module import TensorSpec
 from graphgen.parts import Part
 from graphgen.value import Tensor
 
+_DINO = ("dinov2", "dinov2_with_registers")
+
 
 class Images(nn.Module):
     """The vectors of an image, or the logits of its labels, (B, labels)."""
 
     def __init__(self, config: Config, encoder: Encoder, *, classify: bool):
         self.encoder = encoder
-        self.mean = config.model_type == "dinov2"
+        self.mean = config.model_type in _DINO
         self.classifier = self.distillation_classifier = None
         if classify:
             features = encoder.features * (1 + self.mean)
@@ -34,7 +37,7 @@ class Images(nn.Module):
             return {"last_hidden_state": x}
         y = first(x)
         if self.mean:  # of the patches
-            rest = ops.slice_(x, [1], [1 << 31], [1])
+            rest = ops.slice_(x, [1 + self.encoder.picture.registers], [1 << 31], [1])
             y = ops.concat(y, ops.reduce_mean(rest, axis=1, keepdims=False), axis=1)
         logits = self.classifier(y)
         if self.distillation_classifier is not None:
@@ -53,19 +56,20 @@ def teacher(config: Config) -> bool:
 
 
 def vit(config: Config) -> Encoder:
-    """ViT, and DeiT with a second learned vector."""
+    """ViT, MSN, and DeiT with a second learned vector."""
     features, heads = config.take("hidden_size", int), config.take("num_attention_heads", int)
-    tokens = 2 if config.model_type == "deit" else 1
-    if tokens == 2:
+    kind = config.model_type
+    tokens = 2 if kind == "deit" else 1
+    if kind != "vit":
         config.expect("head_dim", features // heads)
     how: dict[str, Any] = {
-        "head_dim": config.take("head_dim", int, features // heads) if tokens == 1 else None,
+        "head_dim": config.take("head_dim", int, features // heads) if kind == "vit" else None,
         "bias": config.take("qkv_bias", bool, True),
         "output_bias": True,
     }
     own = parts(
         config,
-        epsilon=1e-12,
+        epsilon=1e-6 if kind == "vit_msn" else 1e-12,
         attention=lambda: nn.Attention(features, num_heads=heads, **how),
     )
     layers = config.take("num_hidden_layers", int)
@@ -95,7 +99,10 @@ def dinov2(config: Config) -> Encoder:
         scaled=True,
     )
     layers = config.take("num_hidden_layers", int)
-    return Encoder(picture(config, 14, resized=True), own, layers)
+    if config.model_type == "dinov2":
+        return Encoder(picture(config, 14, resized=True), own, layers)
+    count = config.take("num_register_tokens", int, 4)
+    return Encoder(picture(config, 16, resized=True, smoothed=True, registers=count), own, layers)
 
 
 def tasks(encoder: Callable[[Config], Encoder]) -> dict[str, Callable[[Config], Images]]:
@@ -147,31 +154,20 @@ RENAMED = {
 
 UNUSED = r"(\w+\.)?(pooler\..*|embeddings\.mask_token)|(distillation_|cls_)?classifier\..*"
 
-FAMILIES = {
-    "vit": Family(
-        tasks=tasks(vit),
-        names={**VIT, "encoder": "vit"},
-        unused=UNUSED,
-        prefix="vit.",
-        renamed=RENAMED,
-    ),
-    "deit": Family(
-        tasks=tasks(vit),
-        names={
-            **VIT,
-            "encoder": "deit",
-            "classifier": "classifier",
-        },
-        older={r"cls_classifier\.(weight|bias)": r"classifier.\1"},
-        unused=UNUSED,
-        prefix="deit.",
-        renamed=RENAMED,
-    ),
-    "dinov2": Family(
+_VIT = Family(
+    tasks=tasks(vit),
+    names={**VIT, "encoder": "vit"},
+    unused=UNUSED,
+    prefix="vit.",
+    renamed=RENAMED,
+)
+_DINOS = {
+    kind: Family(
         tasks=tasks(dinov2),
         names={
             **NAMES,
-            "encoder": "dinov2",
+            "encoder": kind,
+            "registers": "embeddings.register_tokens",
             "scale1": "layer_scale1.lambda1",
             "scale2": "layer_scale2.lambda1",
             "feed_forward": "mlp",
@@ -180,7 +176,23 @@ FAMILIES = {
             "down": lambda block: Part("fc2" if block.gate is None else "weights_out"),
         },
         unused=UNUSED,
-        prefix="dinov2.",
+        prefix=f"{kind}.",
         renamed=_renamed(r"\1encoder.layer.\2."),
+    )
+    for kind in _DINO
+}
+# transformers writes some of MSN's names without the first part.
+_BARE = {r"(encoder|embeddings|layernorm)\.(.*)": r"vit.\1.\2"}
+FAMILIES = {
+    "vit": _VIT,
+    "vit_msn": replace(_VIT, older=_BARE),
+    "deit": Family(
+        tasks=tasks(vit),
+        names={**VIT, "encoder": "deit", "classifier": "classifier"},
+        older={r"cls_classifier\.(weight|bias)": r"classifier.\1"},
+        unused=UNUSED,
+        prefix="deit.",
+        renamed=RENAMED,
     ),
+    **_DINOS,
 }
