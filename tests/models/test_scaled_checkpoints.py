@@ -389,3 +389,30 @@ def test_a_tied_head_of_few_bits_is_compared_by_its_numbers(tmp_path: Path) -> N
     stored = np.float32(parts["SCB"][:, None] / np.float32(127)) * parts["weight"]
     write_weights(tmp_path / "model.safetensors", arrays | {"lm_head.weight": stored})
     from_folder(tmp_path)
+
+
+@pytest.mark.parametrize("kind", [np.int8, E4M3])
+def test_weights_of_quanto(kind: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing in config.json says so, and what products read may be rounded, too."""
+
+    def layer(rng: Any, rows: int, columns: int) -> Any:
+        q = rng.integers(-127, 128, (rows, columns)).astype(kind)
+        scales = (rng.random((rows, 1)) / 127).astype(np.float32)
+        one = np.ones((), np.float32)
+        own = {"weight._data": q, "weight._scale": scales, "input_scale": one, "output_scale": one}
+        return own, q.astype(np.float64) * scales
+
+    few, floats, known = checkpoints(tmp_path, {}, layer)
+    (few / "config.json").write_text(json.dumps(FIELDS))
+    wanted, found = from_folder(floats), from_folder(few)
+    same_weights(wanted.model, found.model)
+    kept = [v for v in found.model.graph.initializers.values() if KEPT in v.const_value.meta]
+    assert len(kept) == (len(known) if kind is np.int8 else 0)
+    (few / "quanto_qmap.json").write_text(json.dumps({"a": {"activations": "qint8"}}))
+    assert main(["build", str(few), "-o", str(tmp_path / "out")]) == 0
+    assert "quanto also rounds what products read" in "".join(capsys.readouterr())
+    stored = {w.name: w.read() for w in read_header(few / "model.safetensors")}
+    name = next(name for name in stored if name.endswith("._data"))
+    write_weights(few / "model.safetensors", stored | {f"{name}._data": stored.pop(name)})
+    with pytest.raises(GraphgenError, match="optimum-quanto in two or four bits, which are not"):
+        from_folder(few)

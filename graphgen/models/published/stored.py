@@ -10,6 +10,7 @@ from graphgen.models.published.forms import form_of
 from graphgen.models.published.gguf import open_gguf
 from graphgen.models.published.gguf_names import read_gguf
 from graphgen.models.published.language_model import PART_OF, language_only
+from graphgen.models.published.quanto import quanto_in
 from graphgen.models.published.sentence_modules import modules_of
 from graphgen.models.published.weights import read_weights
 from graphgen.safetensors import Weight
@@ -42,7 +43,7 @@ def stored_in(
         if config.given(PART_OF):
             stored, line = language_only(config, stored)
             remarks.append(line)
-    form = form_of(config)
+    form = form_of(config) or quanto_in(folder, stored)
     if form is None:
         return stored, "gguf" if any(isinstance(w, FewBits) for w in stored.values()) else ""
     stored = unpacked_names(stored, form, str(folder))
