@@ -23,6 +23,7 @@ from graphgen.train.evaluation import Metrics, mean_loss, measure, predictions
 from graphgen.train.fitting import Evaluations, States, check_folder
 from graphgen.train.metrics import AnyMetric
 from graphgen.train.parallel import Processes
+from graphgen.train.probe import check_shifted
 from graphgen.train.rates import RateCurve, find_rate
 from graphgen.train.resume import BATCHES, Change, check_same, describe_run
 from graphgen.train.run import Bar, History, Run
@@ -226,10 +227,13 @@ class Trainer(Opened):
         bar: Bar,
     ) -> bool:
         """Update until `steps`, patience or a callback ends it; returns whether the batches did."""
+        begun = self.step
         while self._is_wanted(steps, evaluations, calls):
             group = self._place.take(self.accumulate)
             if not group:
                 return True
+            if self.step == begun:
+                check_shifted(self, group[0], f"{self._who}.fit")
             line = self._engine.one_update(group, self._place.used, self.schedule)
             self._place.used_up(group)
             last = self.step == steps

@@ -396,6 +396,12 @@ def test_a_model_that_sees_later_tokens_is_refused(causal, tmp_path):
         {"prompt": "w1 w2 w3", "completion": " w4"},
         {"prompt": "w1", "completion": " w2"},
     )
+    ids = np.arange(8).reshape(1, 8)
+    own = {"input_ids": ids, "labels": np.where(ids > 2, ids, -100)}
+    with pytest.raises(GraphgenError, match="labels are input_ids themselves, which a causal"):
+        causal.fit([own], progress=False)
+    assert not causal.step
+    seeing.fit([{**own, "attention_mask": np.ones_like(ids)}], progress=False)  # may be its task
     for trainer in (causal, seeing):
         texts = texts_for(trainer, tmp_path, tokens)
         data = read(str(source), trainer.inputs, batch=2, texts=texts)
