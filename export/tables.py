@@ -28,6 +28,11 @@ _PART = re.compile(r"-\d+-of-(\d+)$")
 """At the end of a name, in how many files the rows of a split are."""
 
 
+def in_words(names: Sequence[str]) -> str:
+    """Names of columns, for a message: in quotes where a blank would not be seen."""
+    return ", ".join(n if n and n == n.strip() else repr(n) for n in names) or "nothing"
+
+
 class Table(ABC):
     """Rows with the columns `names`, which a row of JSON lines may lack."""
 

@@ -40,6 +40,9 @@ class Padding(NamedTuple):
     size: int | None = None
 
 
+_NO_NUMBERS = "OSUMm"
+"""The kinds of NumPy's dtypes that are texts, dates and other objects."""
+
 _WINDOW = 64
 """Batches whose samples are sorted by length together."""
 
@@ -69,7 +72,7 @@ class Dataset:
         padding: Mapping[str, Padding] | None = None,
     ) -> None:
         check_seed(who, seed or 0)
-        columns = {name: _column(column) for name, column in columns.items()}
+        columns = {name: _column(f"{who}: {name!r}", x) for name, x in columns.items()}
         counts = {name: _length(column) for name, column in columns.items()}
         self._count = min(counts.values(), default=0)
         problem = ""
@@ -160,18 +163,33 @@ class Dataset:
         return np.concatenate([batches.reshape(-1), order[full * self._size :]])
 
 
-def _column(column: Any) -> Column:
+def _column(who: str, column: Any) -> Column:
     """A column whose rows are arrays: those of a list may be lists themselves, or numbers.
 
-    All have the dtype that holds each of them: that of the first would cut off 0.5 to 0.
+    All have the dtype that holds each of them: that of the first would cut off 0.5 to 0. NumPy has
+    one that holds texts and numbers, as texts; and true as 1: these are refused, with their row.
     """
-    found: Column = column
-    if isinstance(column, (list, tuple)):
-        found = [*map(np.asarray, column)]
-        kinds = {row.dtype for row in found}
-        if len(kinds) > 1:
-            found = [row.astype(np.result_type(*kinds)) for row in found]
-    return found
+    if not isinstance(column, (list, tuple)):
+        if isinstance(column, np.ndarray) and column.dtype.kind in _NO_NUMBERS:
+            raise GraphgenError(f"{who} is an array of {column.dtype}; give numbers")
+        found: Column = column
+        return found
+    rows = list[Array]()
+    for number, row in enumerate(column):
+        try:
+            array = np.asarray(row)
+        except ValueError:  # nested lists of different lengths
+            array = np.asarray(None)
+        if array.dtype.kind in _NO_NUMBERS:
+            raise GraphgenError(f"{who}, row {number}, is {row!r:.40}; give numbers")
+        if rows and (array.dtype == bool) != (rows[0].dtype == bool):
+            raise GraphgenError(
+                f"{who}, row {number}, is {row!r:.40}, and row 0 {column[0]!r:.40}; give truth "
+                "values in every row, or numbers"
+            )
+        rows.append(array)
+    kinds = {row.dtype for row in rows}
+    return [row.astype(np.result_type(*kinds)) for row in rows] if len(kinds) > 1 else rows
 
 
 def _length(column: Column) -> int:

@@ -12,7 +12,7 @@ from graphgen.errors import GraphgenError, warn
 from graphgen.export.arrays import read_npz
 from graphgen.export.columns import Column
 from graphgen.export.named_losses import LABELS
-from graphgen.export.tables import KINDS, Table, open_table
+from graphgen.export.tables import KINDS, Table, in_words, open_table
 from graphgen.plan import TensorType
 from graphgen.train.batches import made
 from graphgen.train.data import Batch, Batches, Dataset
@@ -85,10 +85,9 @@ def _numbers(
 
 def _check_names(who: str, names: Sequence[str], inputs: Mapping[str, TensorType]) -> None:
     if not inputs.keys() <= {*names}:
-        found = ", ".join(names) or "nothing"
-        raise GraphgenError(f"{who} has {found}; the artifacts take {', '.join(inputs)}")
+        raise GraphgenError(f"{who} has {in_words(names)}; the artifacts take {', '.join(inputs)}")
     if others := [name for name in names if name not in inputs]:
-        warn(f"{who}: the artifacts do not take {', '.join(others)}, which are left out")
+        warn(f"{who}: the artifacts do not take {in_words(others)}, which are left out")
 
 
 def _from_function(source: str, who: str) -> Batches:

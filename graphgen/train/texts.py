@@ -12,7 +12,7 @@ import numpy as np
 from graphgen.errors import GraphgenError, warn
 from graphgen.export.columns import Chunk, Rows
 from graphgen.export.named_losses import IGNORED, LABELS
-from graphgen.export.tables import Objects, Table
+from graphgen.export.tables import Objects, Table, in_words
 from graphgen.files import present
 from graphgen.models.published.chat import Template
 from graphgen.models.published.conversation import (
@@ -162,7 +162,7 @@ class Texts:
         report = Report(str(table.path), kind)
         self._table = table
         if left := [name for name in table.names if name not in names]:
-            warn(f"{table.path}: {kind} do not need {', '.join(left)}, which are left out")
+            warn(f"{table.path}: {kind} do not need {in_words(left)}, which are left out")
         makers = {
             "chat": self._chat,
             "completions": self._completions,
@@ -230,7 +230,7 @@ class Texts:
             if self.ids in there:
                 wanted += "; rows of tokens need all of these, and labels are the tokens after each"
             raise GraphgenError(
-                f"{who} has {', '.join(table.names)}; the artifacts take "
+                f"{who} has {in_words(table.names)}; the artifacts take "
                 f"{', '.join(self.inputs)}, and texts are {wanted}"
             )
         names, kind = [*found], _KINDS[found]
@@ -238,7 +238,7 @@ class Texts:
             label = next((name for name in _LABEL if name in there), None)
             if label is None:
                 raise GraphgenError(
-                    f"{who} has {', '.join(table.names)}, but each text needs a `label`: "
+                    f"{who} has {in_words(table.names)}, but each text needs a `label`: "
                     f"labels are {self.inputs[LABELS]}"
                 )
             pair = ["text_pair"] if "text_pair" in there else []
@@ -251,7 +251,7 @@ class Texts:
         if (kind == "pairs") != (self.target is not None):
             wanted = "source and target" if self.target else "text, prompt or messages"
             raise GraphgenError(
-                f"{who} has {', '.join(table.names)}; give {wanted}, because the artifacts take "
+                f"{who} has {in_words(table.names)}; give {wanted}, because the artifacts take "
                 f"{', '.join(self.inputs)}"
             )
         if kind == "completions":
@@ -421,7 +421,7 @@ def _chunk(rows: Sequence[Array]) -> Chunk:
 def _preferences(table: Table, which: str) -> GraphgenError:
     """What is said of rows for DPO, KTO or a model of rewards."""
     return GraphgenError(
-        f"{table.path} has {', '.join(table.names)}, texts {which}, and each would be learned as "
+        f"{table.path} has {in_words(table.names)}, texts {which}, and each would be learned as "
         "if it was wanted: write a loss of your own, as in docs/training.md, or give only what is "
         "wanted, as `prompt` and `completion`"
     )

@@ -92,6 +92,16 @@ def test_rows_may_be_lists_and_a_column_is_no_number():
     np.testing.assert_array_equal(batch["y"], [1, 2.5])
     with pytest.raises(GraphgenError, match="data has samples: x 0; "):
         Dataset({"x": np.float32(3)}, 2)
+    for column, message in (
+        ([[1, 2], [3, "4"]], r"data: 'x', row 1, is \[3, '4'\]; give numbers"),
+        ([0, "1"], "data: 'x', row 1, is '1'; give numbers"),
+        ([0, None], "data: 'x', row 1, is None; give numbers"),
+        ([[[1], [2, 3]]], r"row 0, is \[\[1\], \[2, 3\]\]; give numbers"),
+        ([0, True], "row 1, is True, and row 0 0; give truth values in every row, or numbers"),
+        (np.array(["0", "1"]), "data: 'x' is an array of <U1; give numbers"),
+    ):
+        with pytest.raises(GraphgenError, match=message):
+            Dataset({"x": column}, 2)
 
 
 def test_by_length_samples_of_similar_length_make_a_batch():

@@ -327,6 +327,7 @@ BAD = {
     "another input": ({"text": "w1"}, {"inputs": MASKED | {"pixels": TOKENS}},
                       "texts give input_ids, masks, types, positions and labels; the artifacts"),
     "too few tokens": ({"text": "w1"}, {"classes": 20}, "has 40 tokens and the model 20"),
+    "a blank in a name": ({"text ": "w1"}, {}, "a.jsonl has 'text '; the artifacts take input_ids"),
     "preferences": ({"prompt": "w1", "chosen": "w2", "rejected": "w3"}, {},
                     "of which one is chosen and one rejected, and each would be learned as if"),
     "wanted or not": ({"prompt": "w1", "completion": "w2", "label": False}, {},
