@@ -316,7 +316,8 @@ class Adapter:
         shape = f", {[*self.saved[name].shape]}" if name in self.saved else ""
         return GraphgenError(
             f"adapter: {name} was trained as a whole{shape}, and the model has {found} of its own: "
-            "give the model that it was trained on, not optimized yet"
+            "give the model that it was trained on, not optimized yet, or merge the adapter with "
+            "PEFT's merge_and_unload"
         )
 
     def _expect_updates_only(self) -> None:
