@@ -46,6 +46,26 @@ def expect_plain(module: Any) -> None:
             )
 
 
+def held_apart(program: Any, module: Any) -> dict[str, str]:
+    """The names of parameters that a module also reads otherwise than by its attributes.
+
+    That is from a list, a closure or, as Keras does, an object of its own. Torch's exporter takes
+    them for constants, by whose names they are here.
+    """
+
+    def place(tensor: Any) -> tuple[Any, ...]:
+        storage = tensor.untyped_storage().data_ptr(), tensor.storage_offset()
+        return *storage, tensor.dtype, tensor.shape, tensor.stride()
+
+    found = dict[str, str]()
+    with contextlib.suppress(Exception):  # as of tensors without a storage
+        names = {place(x): n for n, x in reversed([*module.named_parameters()]) if x.numel()}
+        for name, constant in program.exported_program.constants.items():
+            if hasattr(constant, "stride") and place(constant) in names:
+                found[name] = names[place(constant)]
+    return found
+
+
 def expect_same_gradients(program: Any, call: Call) -> None:
     """Raise GraphgenError unless the exported program has the gradients of its module.
 
@@ -58,20 +78,27 @@ def expect_same_gradients(program: Any, call: Call) -> None:
     given = call.positional, call.keyword
     trained = [name for name, x in call.module.named_parameters() if x.requires_grad]
 
-    def gradients(called: Any) -> list[Any]:
-        named = dict(called.named_parameters(remove_duplicate=False))
+    def gradients(called: Any, own: dict[str, Any] | None = None) -> list[Any]:
+        named = own or dict(called.named_parameters(remove_duplicate=False))
         with torch.enable_grad(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             leaves = [x for x in tensors_in(called(*given[0], **given[1])) if x.requires_grad]
             total = sum((x * torch.rand_like(x)).real.sum() for x in leaves)
-            weights = [named[name] for name in trained]
-            return list(torch.autograd.grad(total, weights, allow_unused=True))
+            weights = [named[name] for name in trained if name in named]
+            found = iter(torch.autograd.grad(total, weights, allow_unused=True))
+            return [next(found) if name in named else None for name in trained]
 
     if not trained or any(part.training and is_random(part) for part in call.module.modules()):
         return
     apart = list[str]()
     with contextlib.suppress(Exception), unchanged(call.module):
-        wanted, found = gradients(call.module), gradients(program.exported_program.module())
+        exported = program.exported_program.module()
+        own = dict(exported.named_parameters(remove_duplicate=False))
+        for constant, name in held_apart(program, call.module).items():
+            if name not in own:
+                own[name] = torch.nn.Parameter(program.exported_program.constants[constant].clone())
+            setattr(exported, constant, own[name])
+        wanted, found = gradients(call.module), gradients(exported, own)
         triples = zip(trained, wanted, found, strict=True)
         apart = [name for name, one, other in triples if _differ(one, other)]
     if apart:

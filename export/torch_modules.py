@@ -21,9 +21,9 @@ from graphgen.edit import identity_of, infer_model, tidy
 from graphgen.errors import GraphgenError, near, user_line
 from graphgen.export.outputs import SIGNATURE
 from graphgen.export.read import load
-from graphgen.export.torch_gradients import expect_plain, expect_same_gradients
+from graphgen.export.torch_gradients import expect_plain, expect_same_gradients, held_apart
 from graphgen.export.torch_results import Call, expect_same, keeps, names_of_results
-from graphgen.graph import NAMES_OF, ORIGIN, SCALARS, is_float, present_inputs
+from graphgen.graph import NAMES_OF, ORIGIN, SCALARS, TORCH_KIND, is_float, present_inputs
 from graphgen.op import is_a
 from graphgen.passes.training.batch_norms import is_by_batch_alone, is_norm, note, note_as_called
 from graphgen.passes.training.dropouts import RATE, in_inference, is_site
@@ -114,6 +114,7 @@ def from_torch(
         model = _load(path, program, type(module).__name__)
         _fold_sizes(model)
         _name_outputs(model.graph, output_names or (), names_of_results(program))
+        _join(model.graph, held_apart(program, called))
         _name(model, called)
         in_inference(model)
         call = Call(called, positional, keyword)
@@ -235,6 +236,20 @@ def _with_mend(reason: str) -> str:
     if reason.endswith("object has no attribute 'name'"):
         return f"{reason}; if the module returns numbers or texts, leave them out"
     return f"{reason}; see whether torch.export.export takes it"
+
+
+def _join(graph: ir.Graph, held: Mapping[str, str]) -> None:
+    """Let what torch's exporter took for constants be the parameters that they are."""
+    values = graph.initializers
+    for constant, name in held.items():
+        if constant in values and name in values:
+            values[constant].replace_all_uses_with(values[name], replace_graph_outputs=True)
+            del values[constant]
+        elif constant in values:
+            value = values.pop(constant)
+            value.name = name
+            value.metadata_props[TORCH_KIND] = "PARAMETER"
+            values[name] = value
 
 
 def _name(model: ir.Model, module: Any) -> None:
