@@ -150,7 +150,7 @@ class Prepared:
         remove_dropout(evaluation)
         for one in (training, evaluation):  # first, since constants are folded
             _weights_to_inputs(one, weights)
-        hold(training)
+        hold(training, names, chosen=trainable is not None or lora is not None)
         if moved:
             described["statistics"] = by_batch(training)
             _check_readers(training, moved, profile)

@@ -250,11 +250,16 @@ def made_in_steps(graph: ir.Graph) -> set[str]:
 
 
 def straight_through(graph: ir.Graph) -> ir.Node | None:
-    """The sum (a - y) + y, if there is one: a - y was detached, so that y has all the gradient."""
+    """The sum (a - y) + y, or y - (y - a), if there is one: a - y was detached.
+
+    So y has all the gradient.
+    """
     for node in graph:
-        for x, y in permutations(present_inputs(node) if is_a(node, ops.add) else [], 2):
-            made = x.producer()
-            if made is not None and is_a(made, ops.sub) and present_inputs(made)[1] is y:
+        pairs = [present_inputs(node)] if is_a(node, ops.sub) else []
+        pairs += permutations(present_inputs(node)) if is_a(node, ops.add) else []
+        for y, x in pairs:
+            made, place = x.producer(), int(is_a(node, ops.add))
+            if made is not None and is_a(made, ops.sub) and present_inputs(made)[place] is y:
                 return node
     return None
 

@@ -819,6 +819,13 @@ def test_a_straight_through_estimator_of_torchscript_is_refused(tmp_path):
     path = save(tmp_path / "m.onnx", nodes, {"a.weight": normal(4, 4)}, ["n", 4], y=["n", 4])
     with pytest.raises(GraphgenError, match="/a/Add adds what was subtracted before, as a stra"):
         trained(path)
+    nodes[2:] = [  # the same as h - (h - round(h)).detach()
+        ("/a", helper.make_node("Sub", ["h", "r"], ["d"])),
+        ("/a", helper.make_node("Sub", ["h", "d"], ["y"])),
+    ]
+    path = save(tmp_path / "m.onnx", nodes, {"a.weight": normal(4, 4)}, ["n", 4], y=["n", 4])
+    with pytest.raises(GraphgenError, match=r"/a/Sub\S* adds what was subtracted before, as a str"):
+        trained(path)
 
 
 def test_a_refusal_says_what_a_command_takes(tmp_path, capsys):
@@ -960,16 +967,28 @@ def test_an_lstm_with_projections_is_refused_by_name(tmp_path):
         trained(path)
 
 
-def test_a_gradient_that_dynamo_let_through_is_told(tmp_path):
-    """Its optimizer drops what detaches."""
-    call = "%y = call_function[target=torch.ops.aten.mul.Tensor](args = (%{}, %p_a_weight))"
-    node = helper.make_node("Mul", ["x", "a.weight"], ["y"])
-    for name, told in (("detach_1", True), ("detached", False), ("x", False)):
-        given = ([("a", call.format(name), node)], {"a.weight": normal(4)}, ["a.weight"])
-        with warnings.catch_warnings(record=True) as found:
-            warnings.simplefilter("always")
-            assert trained(of_dynamo(tmp_path / "m.onnx", *given)) == ["a.weight"]
-        assert any("exporter dropped 1 nodes" in str(w.message) for w in found) == told
+def test_a_gradient_that_dynamo_let_through_is_refused(tmp_path):
+    """Its optimizer drops what detaches; that matters if a weight stands before it."""
+    call = "%{} = call_function[target=torch.ops.aten.mul.Tensor](args = (%{}, %p_{}_weight))"
+    arrays = {"a.weight": normal(4), "b.weight": normal(4)}
+    for first, second, wrong in (
+        ("x", "detach_1", True),
+        ("detach_1", "h", False),
+        ("x", "detached", False),
+    ):
+        nodes = [
+            ("a", call.format("h", first, "a"), helper.make_node("Mul", ["x", "a.weight"], ["h"])),
+            ("b", call.format("y", second, "b"), helper.make_node("Mul", ["h", "b.weight"], ["y"])),
+        ]
+        path = of_dynamo(tmp_path / "m.onnx", nodes, arrays, [*arrays])
+        if not wrong:
+            assert trained(path) == [*arrays]
+            continue
+        with pytest.raises(GraphgenError, match="exporter dropped 1 nodes that let no gradient"):
+            trained(path)
+        with pytest.warns(GraphgenWarning, match="exporter dropped 1 nodes that let no gradient"):
+            assert trained(path, "weight") == [*arrays]
+        assert trained(path, "b.weight") == ["b.weight"]  # no trained weight is before it
 
 
 CONV = {"stem.weight": normal(4, 3, 1, 1), "stem.bias": normal(4)}

@@ -1,13 +1,14 @@
 """What torch gives no gradient: what it detaches, and the row of a table that pads."""
 
 import re
+from collections.abc import Collection
 
 import numpy as np
 import onnx_ir as ir
 
 from graphgen import ops
 from graphgen.errors import GraphgenError, user_line, warn
-from graphgen.graph import TORCH_CALL, present_inputs
+from graphgen.graph import TORCH_CALL, is_float, present_inputs
 from graphgen.match import Engine, Pass, PassReport, Rewrite, Rule, run_passes
 from graphgen.op import Op, is_a
 from graphgen.places import block_of
@@ -38,20 +39,27 @@ def note_held(node: ir.Node, who: str) -> None:
             )
 
 
-def hold(model: ir.Model) -> None:
-    """Let no gradient through where the metadata of nodes says so."""
+def hold(model: ir.Model, trained: Collection[str], *, chosen: bool) -> None:
+    """Let no gradient through where the metadata of nodes says so.
+
+    Raises GraphgenError if torch's exporter dropped what detaches what depends on a `trained`
+    weight; if these were `chosen`, it warns, since a gradient may be right without it.
+    """
     calls = set[str]()
     for node in model.graph.all_nodes():
         note_held(node, "artifacts")
         calls.add(node.metadata_props.get(TORCH_CALL, ""))
     made = {call.partition(" ")[0] for call in calls}
     named = {name for call in calls for name in re.findall(r"%detach(?:_\d+)?\b", call)}
-    if lost := named - made:
-        warn(
-            f"artifacts: torch's exporter dropped {len(lost)} nodes that let no gradient through "
+    if (lost := named - made) and (count := _reached(model.graph, lost, trained)):
+        told = (
+            f"artifacts: torch's exporter dropped {count} nodes that let no gradient through "
             "(detach), so weights before them are trained otherwise than in torch; export with "
             "gg.from_torch, `graphgen import` or optimize=False"
         )
+        if not chosen:
+            raise GraphgenError(f"{told}, or say what is trained")
+        warn(told)
     nodes = [node for node in model.graph.all_nodes() if HELD in node.metadata_props]
 
     def held(node: ir.Node) -> Rewrite:
@@ -69,3 +77,20 @@ def hold(model: ir.Model) -> None:
 
     if nodes:
         run_passes(model, [Pass("held", run)], Engine())
+
+
+def _reached(graph: ir.Graph, lost: Collection[str], trained: Collection[str]) -> int:
+    """How many of the lost nodes' results are read where something depends on a trained weight."""
+    after, found = set[ir.Value](), set[str]()
+    weights = {v: f"%p_{str(v.name).replace('.', '_').lower()}" for v in graph.inputs}
+    weights = {value: name for value, name in weights.items() if value.name in trained}
+    for node in graph:
+        call = node.metadata_props.get(TORCH_CALL, "")
+        given = present_inputs(node)
+        # A weight that the call names itself is not what was detached.
+        read = [v for v in given if v in after or (v in weights and weights[v] not in call.lower())]
+        if read and any(map(is_float, read)):
+            found |= {name for name in lost if re.search(rf"{name}\b", call)}
+        if any(v in after or v in weights for v in given):
+            after.update(node.outputs)
+    return len(found)
