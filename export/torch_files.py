@@ -255,10 +255,10 @@ def straight_through(graph: ir.Graph) -> ir.Node | None:
     So y has all the gradient.
     """
     for node in graph:
-        pairs = [present_inputs(node)] if is_a(node, ops.sub) else []
-        pairs += permutations(present_inputs(node)) if is_a(node, ops.add) else []
-        for y, x in pairs:
-            made, place = x.producer(), int(is_a(node, ops.add))
+        place, given = int(is_a(node, ops.add)), present_inputs(node)
+        pairs = [*permutations(given, 2)] if place or is_a(node, ops.sub) else []
+        for y, x in pairs if place else pairs[:1]:
+            made = x.producer()
             if made is not None and is_a(made, ops.sub) and present_inputs(made)[place] is y:
                 return node
     return None
