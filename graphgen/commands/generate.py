@@ -110,8 +110,7 @@ def _stream(found: "Generation", as_text: bool) -> None:
         return
     shown = ""
     for _ in found:
-        [text] = found.texts()
-        text = text[: len(text) - found.unsettled]
+        text = found.settled()
         if text.startswith(shown) and not text.endswith("\ufffd"):  # half a character
             print(text[len(shown) :], end="", flush=True)
             shown = text

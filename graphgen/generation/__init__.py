@@ -235,3 +235,9 @@ class Generator:
     def unsettled(self) -> int:
         """How many characters at the end of a text may change when more follow."""
         return MOST_UNSETTLED if removes_spaces(self.folder, self.tokenizer) else 0
+
+    @cached_property
+    def byte_tokens(self) -> set[int]:
+        """The tokens that are bytes; a character of several is read when the last one has come."""
+        found = (self.tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
+        return {token for token in found if token is not None}

@@ -136,17 +136,30 @@ class Generation:
     def __next__(self) -> list[int | None]:
         return next(self._steps)
 
-    @property
-    def unsettled(self) -> int:
-        """How many characters at the end of a text may change when more follow."""
-        return self._generator.unsettled
+    def settled(self) -> str:
+        """The text of the only row so far, without an end that further tokens may change.
+
+        That are the bytes of a character, what may begin a string in `stop`, and spaces that are
+        removed before marks.
+        """
+        [tokens], generator = self.tokens, self._generator
+        size = len(tokens)
+        while size and tokens[size - 1] in generator.byte_tokens:
+            size -= 1
+        [text] = self._texts([tokens[:size]])
+        begun = (string[:n] for string in self.options.strings for n in range(len(string)))
+        held = max((len(part) for part in begun if text.endswith(part)), default=0)
+        return text[: max(0, len(text) - max(held, generator.unsettled))]
 
     def texts(self) -> list[str]:
         """The text of each row so far, up to a string that it stops at."""
-        texts, strings = self.read(self.tokens), self.options.strings
+        return self._texts(self.tokens)
+
+    def _texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        texts, strings = self.read(rows), self.options.strings
         if not strings:
             return texts
-        whole = self._generator.texts(self.tokens, special=True)
+        whole = self._generator.texts(rows, special=True)
         found = ([string for string in strings if string in spelled] for spelled in whole)
         return [*map(_before, texts, found)]
 

@@ -405,3 +405,29 @@ def test_map_names_bad_conversations(folder: Path, tmp_path: Path, capsys: Any) 
         with pytest.raises(GraphgenError, match=told):
             Stage(other).look(good, "row 1")
     assert sorted(path.suffix for path in tmp_path.iterdir()) == ["", "", "", ".jsonl"]
+
+
+def test_what_is_shown_of_a_row_stays(folder: Path, tmp_path: Path) -> None:
+    """Bytes, what may begin a string to stop at, and spaces before marks wait."""
+    shutil.copytree(folder, tmp_path / "out")
+    words = ["a", "b", " ", "'", "<0x0A>", "<0xC3>", "<0xA9>"]
+    made = tokenizers.Tokenizer(tokenizers.models.BPE({x: i for i, x in enumerate(words)}, []))
+    steps = [tokenizers.decoders.ByteFallback(), tokenizers.decoders.Fuse()]
+    made.decoder = tokenizers.decoders.Sequence(steps)
+    made.save(str(tmp_path / "out" / "tokenizer.json"))
+    removed = "clean_up_tokenization_spaces"
+    names = [removed, f"{removed}_for_bpe_even_though_it_will_corrupt_output"]
+    for row, stop, flags, text in (
+        ([0, 4, 5], [], [], "a\ufffd\ufffd"),
+        ([5, 6, 1], [], [], "\u00e9b"),
+        ([0, 1, 0, 1], ["bab"], [], "a"),
+        ([0, 1, 0, 0], ["bab"], [], "abaa"),
+        ([0, 2, 3, 2, 1], [], names, "a'b"),
+    ):
+        (tmp_path / "out" / "tokenizer_config.json").write_text(json.dumps(dict.fromkeys(flags, 1)))
+        found = Generator(tmp_path / "out", threads=1)([[0]], max_new_tokens=1, stop=stop)
+        found.tokens = [row]
+        assert found.texts() == [text]
+        for size in range(len(row)):
+            found.tokens = [row[:size]]
+            assert text.startswith(found.settled()), (row, size)
