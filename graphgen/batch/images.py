@@ -180,13 +180,16 @@ class Images:
                 )
             return image
         try:
-            array: Array = np.array(pixels, np.float32)
+            with np.errstate(over="ignore"):
+                array: Array = np.array(pixels, np.float32)
         except (TypeError, ValueError):
             array = np.zeros(0)
         if array.shape != self.dims:
             raise GraphgenError(
                 f"{where} has neither `image`, a path, nor `{PIXELS}`, lists of {self.dims} numbers"
             )
+        if not np.isfinite(array).all():
+            raise GraphgenError(f"{where}: a number of `{PIXELS}` is not finite; give others")
         return Image(where, None, array)
 
     def feeds(self, images: Sequence[Image]) -> dict[str, Array]:

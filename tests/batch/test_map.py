@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 import os
 import shutil
 import signal
@@ -618,6 +619,8 @@ def test_bad_images(vision, tmp_path, capsys):
         ({"pixel_values": [[1.0], [2.0]]}, "line 1 has neither"),
         ({"image": "a", "pixel_values": [[1.0]]}, "has `image` and `pixel_values`; give one of"),
         ({"pixel_values": [[[1.0]], [["a"]]]}, "line 1 has neither"),
+        ({"pixel_values": [[[math.nan] * 12] * 8] * 3}, "line 1: a number of .* is not finite"),
+        ({"pixel_values": [[[1e39] * 12] * 8] * 3}, "line 1: a number of .* is not finite"),
         ({"text": "w1"}, "line 1 has neither"),
     ):
         file.write_text(json.dumps(row))
