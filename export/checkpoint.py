@@ -33,7 +33,7 @@ import onnx_ir as ir
 
 from graphgen.display import fields, in_bytes, on_screen
 from graphgen.errors import GraphgenError
-from graphgen.export.checkpoint_data import Array, Data, Unchanged, data_of, link
+from graphgen.export.checkpoint_data import Array, Data, Unchanged, data_of, link, same
 from graphgen.export.write import replacing
 from graphgen.files import regular
 
@@ -108,8 +108,10 @@ class Checkpoint:
         parameters = len(self.trainable) + len(self.frozen)
         every = [*self.tensors()]
         if unchanged is not None and unchanged.pays and _fits(every, unchanged):
-            with replacing("checkpoint", data_of(path), path, named=True) as [second, first]:
-                unchanged.put(second, data_of(path))
+            paths = [] if unchanged.stands_at(data_of(path)) else [data_of(path)]
+            with replacing("checkpoint", *paths, path, named=True) as [*second, first]:
+                for file in second:
+                    unchanged.put(file, data_of(path))
                 first.write_bytes(_encode(self, unchanged))
         elif _fits(every):
             data = _encode(self)
@@ -186,8 +188,10 @@ def copy(source: Path, target: Path) -> None:
         with _alone(target) as first:
             shutil.copyfile(source, first)
         return
-    with replacing("checkpoint", data_of(target), target, named=True) as [second, first]:
-        link(data_of(source), second)
+    paths = [] if same(data_of(source), data_of(target)) else [data_of(target)]
+    with replacing("checkpoint", *paths, target, named=True) as [*second, first]:
+        for file in second:
+            link(data_of(source), file)
         shutil.copyfile(source, first)
 
 

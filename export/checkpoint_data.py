@@ -7,7 +7,7 @@ import os
 import shutil
 import zlib
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +33,18 @@ class Data:
         self.places: dict[int, int] = {}
         self.checksum = 0
 
-    def write(self, file: Path) -> None:
-        """Write the arrays, each at a multiple of 8 bytes."""
-        with file.open("wb") as stream:
+    def write(self, file: Path | None) -> None:
+        """Write the arrays, each at a multiple of 8 bytes. Without a file, only see where."""
+        at, self.checksum = 0, 0
+        with ExitStack() as stack:
+            stream = None if file is None else stack.enter_context(file.open("wb"))
             for array in self.arrays:
                 raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-                for piece in (np.zeros(-stream.tell() % _ALIGNED, np.uint8), raw):
-                    self.places[id(array)] = stream.tell()
-                    stream.write(piece.data)
+                for piece in (np.zeros(-at % _ALIGNED, np.uint8), raw):
+                    self.places[id(array)], at = at, at + piece.size
                     self.checksum = zlib.crc32(piece.data, self.checksum)
+                    if stream is not None:
+                        stream.write(piece.data)
 
 
 class Unchanged(Data):
@@ -56,14 +59,26 @@ class Unchanged(Data):
         self.pays = sum(array.nbytes for array in self.arrays) > _APART
         self._at: Path | None = None
 
+    def stands_at(self, target: Path) -> bool:
+        """Whether `target` has the arrays already; so it has where a run is resumed."""
+        if self._at is None and target.is_file():
+            self.write(None)
+            data = np.memmap(target, np.uint8, "r").data if target.stat().st_size else b""
+            self._at = target if zlib.crc32(data) == self.checksum else None
+        return self._at is not None and same(self._at, target)
+
     def put(self, file: Path, target: Path) -> None:
         """Let `file` hold the arrays; it will be renamed to `target`."""
         if self._at is not None and self._at.is_file():
             link(self._at, file)
         else:
-            self.places, self.checksum = {}, 0
             self.write(file)
         self._at = target
+
+
+def same(one: Path, other: Path) -> bool:
+    """Whether both are the same file."""
+    return one.is_file() and other.is_file() and one.samefile(other)
 
 
 def link(source: Path, file: Path) -> None:
