@@ -974,6 +974,7 @@ def test_a_gradient_that_dynamo_let_through_is_refused(tmp_path):
     for first, second, wrong in (
         ("x", "detach_1", True),
         ("detach_1", "h", False),
+        ("x", "h, %detach_1", False),  # of what no weight is before
         ("x", "detached", False),
     ):
         nodes = [

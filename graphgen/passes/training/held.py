@@ -87,10 +87,15 @@ def _reached(graph: ir.Graph, lost: Collection[str], trained: Collection[str]) -
     for node in graph:
         call = node.metadata_props.get(TORCH_CALL, "")
         given = present_inputs(node)
-        # A weight that the call names itself is not what was detached.
-        read = [v for v in given if v in after or (v in weights and weights[v] not in call.lower())]
+        names = {v: weights.get(v, f"%{v.name}") for v in given if v in after or v in weights}
+        # What the call names itself, as often as it is read, was not detached.
+        read = [v for v in names if given.count(v) > _times(names[v], call)]
         if read and any(map(is_float, read)):
             found |= {name for name in lost if re.search(rf"{name}\b", call)}
         if any(v in after or v in weights for v in given):
             after.update(node.outputs)
     return len(found)
+
+
+def _times(name: str, call: str) -> int:
+    return len(re.findall(rf"{re.escape(name)}\b", call, re.IGNORECASE))
