@@ -16,6 +16,7 @@ from graphgen.commands.options import (
     OWN,
     RUNTIME,
     TARGET,
+    doing,
     keywords,
     numbers,
     print_json,
@@ -41,8 +42,6 @@ EXAMPLE = "decoder.onnx --tolerance 1e-5 --dim batch=1 --dim seq=8"
 
 def run(options: Namespace) -> None:
     """Find the rewrite, or the node, that breaks numbers or speed."""
-    from rich.console import Console
-
     if options.quantize is not None and ("passes" in options or options.with_passes):
         raise GraphgenError("bisect: --quantize has no other passes; leave out --passes and --with")
     if options.quantize is not None and options.runtime is not None:
@@ -52,8 +51,8 @@ def run(options: Namespace) -> None:
         return
     if options.seconds != _SECONDS and options.slower_than is None:
         raise GraphgenError("bisect: --seconds needs --slower-than; add that option")
-    with Console(stderr=True).status(f"optimizing {options.model}") as status:
-        found = (_quantized if options.quantize else _optimized)(options, status.update)
+    with doing(f"optimizing {options.model}") as progress:
+        found = (_quantized if options.quantize else _optimized)(options, progress)
     if options.json:
         print_json(found.to_json())
     else:
@@ -66,8 +65,6 @@ def run(options: Namespace) -> None:
 
 def _across(options: Namespace) -> None:
     """The nodes that the other side computes otherwise."""
-    from rich.console import Console
-
     from graphgen.export.arrays import feeds
     from graphgen.laboratory.across import across
 
@@ -85,7 +82,7 @@ def _across(options: Namespace) -> None:
         _, arrays, job = _quantizing(options, against, "cpu")
         tolerance = THRESHOLDS[against] if tolerance is None else tolerance
         against = replace(job.as_pass(), name=against)
-    with Console(stderr=True).status(f"running {options.model}") as status:
+    with doing(f"running {options.model}") as progress:
         found = across(
             options.model,
             against,
@@ -94,7 +91,7 @@ def _across(options: Namespace) -> None:
             dims=numbers("--dim", options.dim),
             feeds=arrays,
             output=options.output,
-            progress=status.update,
+            progress=progress,
         )
     if options.json:
         print_json(found.to_json())

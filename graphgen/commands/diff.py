@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from graphgen.commands.options import FLAG, OUT, print_json
+from graphgen.commands.options import FLAG, OUT, doing, print_json
 from graphgen.errors import GateError, GraphgenError
 
 _OF_GRAPHS = ("canonical", "exit_code", "html")
@@ -34,7 +34,7 @@ def _graphs(options: argparse.Namespace) -> None:
 
     with ExitStack() as stack:
         html = options.html and stack.enter_context(place(options.html, ".html", "diff"))
-        stack.enter_context(Console(stderr=True).status(f"comparing {options.a} and {options.b}"))
+        stack.enter_context(doing(f"comparing {options.a} and {options.b}"))
         found = diff(options.a, options.b, canonical=options.canonical)
         if html:
             graphs = zip((str(options.a), str(options.b)), found.graphs, strict=True)

@@ -13,6 +13,7 @@ from graphgen.commands.options import (
     PROCESSOR,
     RUNTIME,
     TARGET,
+    doing,
     keywords,
     numbers,
     print_json,
@@ -24,13 +25,11 @@ EXAMPLE = """export.onnx --pass fuse_attention
 
 def run(options: argparse.Namespace) -> None:
     """Show why a pass rewrote its candidates or did not, and where."""
-    from rich.console import Console
-
     from graphgen.laboratory.remarks import explain
     from graphgen.measure.feeds import at_sizes
 
     given = keywords(gg.optimize, options)
-    with Console(stderr=True).status(f"optimizing {options.model} for {options.target}"):
+    with doing(f"optimizing {options.model} for {options.target}"):
         model = at_sizes(gg.load(options.model), numbers("--dim", options.dim))
         found = explain(model, options.pass_, options.where, **given)
     if options.json:

@@ -17,6 +17,7 @@ from graphgen.commands.options import (
     RUNTIME,
     TARGET,
     N,
+    doing,
     keywords,
     numbers,
     print_json,
@@ -30,8 +31,6 @@ EXAMPLE = "decoder.onnx -o fast.onnx --target cpu --report report.json"
 
 def run(options: argparse.Namespace) -> None:
     """Fuse a model for a target, and report what every pass did."""
-    from rich.console import Console
-
     from graphgen.export.write import replacing
     from graphgen.measure.feeds import at_sizes
     from graphgen.passes import word_of, words_of
@@ -40,7 +39,7 @@ def run(options: argparse.Namespace) -> None:
     for word in expect:
         words_of(word)  # so that an unknown word fails before any work is done
     how: dict[str, Any] = keywords(gg.optimize, options) | {"expect": None}  # checked below
-    with Console(stderr=True).status(f"optimizing {options.model} for {options.target}"):
+    with doing(f"optimizing {options.model} for {options.target}"):
         best = gg.optimize(at_sizes(gg.load(options.model), numbers("--dim", options.dim)), **how)
         report, unmet = best.report.to_json(), best.report.unmet(expect)
         with replacing("output", *filter(None, [options.report])) as files:

@@ -8,6 +8,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -180,6 +181,18 @@ def show(table: "Table") -> None:
         console.print(table)
     if table.row_count:
         print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+@contextmanager
+def doing(what: str) -> Iterator[Callable[[str], None]]:
+    """Say on a terminal what is being done, and what is done next: names in it stay as they are."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from graphgen.display import plain
+
+    with Console(stderr=True).status(Text(plain(what))) as status:
+        yield lambda what: status.update(Text(plain(what)))
 
 
 def tokens_and_rows(text: str) -> tuple[int, int]:

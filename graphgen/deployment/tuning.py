@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphgen.deployment.options import Options
+from graphgen.display import rich_table
 from graphgen.errors import GraphgenError
 from graphgen.measure.choices import Choice
 
@@ -163,19 +164,15 @@ class Tuning:
 
     def told(self) -> "Iterator[Table | str]":
         """A table of all that was measured, why something was picked, and further lines."""
-        from rich.table import Table
-
         about = f"a prompt of {self.prompt:,} tokens, rows: {self.batch}"
-        table = Table(title=f"Tuned on this machine for {about}")
-        for name in ("measured", "rows", "way", "ms", "times as fast", "error", ""):
-            table.add_column(name, justify="left" if name in ("measured", "way", "") else "right")
+        rows = [["measured", "rows", "way", "ms", "times as fast", "error", ""]]
         for choice in self.choices:
             for way in choice.ways:
                 error = "" if way.error is None else f"{way.error:.4f}"
                 picked = "picked: " + choice.why if way.name == choice.picked else ""
                 cells = (f"{choice.rows:,}", way.name, f"{way.ms:.4g}", f"{way.times:.2f}")
-                table.add_row(choice.what, *cells, error, picked)
-        yield table
+                rows.append([choice.what, *cells, error, picked])
+        yield rich_table(f"Tuned on this machine for {about}", rows)
         yield from self.notes
         worst = max((choice.disturbed for choice in self.choices), default=1.0)
         if worst > 1.5:

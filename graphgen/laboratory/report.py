@@ -38,10 +38,11 @@ def text(report: Report) -> str:
     In a file or a pipe they are columns of text alone, and whole.
     """
     terminal = sys.stdout is not None and sys.stdout.isatty()
-    console = Console(width=None if terminal else _WIDTH, no_color=True, highlight=False)
+    plainly: dict[str, Any] = {"no_color": True, "highlight": False, "markup": False}
+    console = Console(width=None if terminal else _WIDTH, **plainly)
     with console.capture() as captured:
         for title, columns, rows in _tables(report):
-            console.print(title, soft_wrap=True, markup=False)
+            console.print(title, soft_wrap=True)
             for part in _parts([columns, *rows], console.width):
                 style: dict[str, Any] = {"box": SIMPLE_HEAD, "padding": (0, 1)}
                 if not terminal:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from graphgen.display import on_screen
+from graphgen.display import on_screen, rich_table
 from graphgen.errors import GraphgenError, user_line, warn
 from graphgen.export.artifact_files import CHECKPOINT
 from graphgen.export.checkpoint import Checkpoint, copy
@@ -226,20 +226,16 @@ def standing(history: History, best: str = "loss", *, higher: bool = False) -> t
 
 def evaluations(history: History, metrics: Sequence[Metric]) -> "Table":
     """The last evaluation and the best one, by each metric, to print."""
-    from rich.table import Table
-
-    table = Table("metric")
-    for name in ("last", "best", "at step"):
-        table.add_column(name, justify="right")
+    rows = [["metric", "last", "best", "at step"]]
     lines = [line for line in history if "evaluation_loss" in line]
     for name, higher in {"loss": False, **{m.name: m.higher for m in metrics}}.items():
         key = f"evaluation_{name}"
         found = [line for line in lines if key in line]
         if found:
             best = (max if higher else min)(found, key=lambda line: line[key])
-            row = f"{found[-1][key]:.4g}", f"{best[key]:.4g}", f"{best['step']:,.0f}"
-            table.add_row(name, *row)
-    return table
+            figures = f"{found[-1][key]:.4g}", f"{best[key]:.4g}", f"{best['step']:,.0f}"
+            rows.append([name, *figures])
+    return rich_table("", rows)
 
 
 def plot(history: History, path: Path) -> None:

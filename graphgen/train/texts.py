@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from graphgen.display import rich_table
 from graphgen.errors import GraphgenError, warn
 from graphgen.export.columns import Chunk, Rows
 from graphgen.export.named_losses import IGNORED, LABELS
@@ -398,17 +399,13 @@ def texts_for(
 
 def table(reports: Sequence[Report]) -> "Shown":
     """What became of the rows, to print."""
-    from rich.table import Table as Shown
-
-    shown = Shown("data", "kind")
     names = ["rows", "tokens", "labels", "cut rows", "cut tokens", "dropped rows"]
     names += ["packed rows"] if any(report.packed_rows for report in reports) else []
-    for name in names:
-        shown.add_column(name, justify="right")
+    rows = [["data", "kind", *names]]
     for report in reports:
         values = (getattr(report, name.replace(" ", "_")) for name in names)
-        shown.add_row(report.source, report.kind, *(f"{value:,}" for value in values))
-    return shown
+        rows.append([report.source, report.kind, *(f"{value:,}" for value in values)])
+    return rich_table("", rows)
 
 
 def _chunk(rows: Sequence[Array]) -> Chunk:

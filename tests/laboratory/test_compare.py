@@ -114,6 +114,9 @@ def test_the_report_is_what_the_schema_says(bert, cached):
     passes = gg.passes.PIPELINE
     assert kinds["baseline"] == 1 and kinds["cumulative"] == len(passes)
     assert kinds["leave_one_out"] == kinds["only"] == len(set(passes))
+    document = bert.to_json()
+    document["rows"][1]["name"] = "b[/a].onnx"  # no markup of rich
+    assert re.search(r"^b\[/a\]\.onnx ", report.text(document), re.MULTILINE)
 
 
 @pytest.mark.exhaustive

@@ -430,6 +430,10 @@ def test_the_command(files, capsys):
     ]
     assert main(["diff", "a.onnx", "a.onnx", "--exit-code"]) == 0
     assert main(["diff", "a.onnx", "b.onnx", "--exit-code"]) == 3
+    Path("b[").mkdir()  # no markup of rich
+    Path("a.onnx").rename("b[/a].onnx")
+    assert main(["diff", "b[/a].onnx", "b.onnx"]) == 0
+    assert main(["explain", "b[/a].onnx", "--pass", "clean"]) == 0
     assert capsys.readouterr().err == "graphgen: a.onnx and b.onnx have 12 differences\n"
 
 

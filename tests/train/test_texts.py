@@ -8,6 +8,7 @@ import pytest
 
 import graphgen as gg
 from graphgen.commands import _parser
+from graphgen.commands.options import show
 from graphgen.commands.train import _read
 from graphgen.errors import GraphgenError, GraphgenWarning
 from graphgen.export.tables import open_table
@@ -16,8 +17,10 @@ from graphgen.models.encoder import EncoderModel
 from graphgen.plan import TensorType
 from graphgen.train.batches import stream
 from graphgen.train.data import Dataset
+from graphgen.train.metrics import Metric
+from graphgen.train.run import History, evaluations
 from graphgen.train.sources import read
-from graphgen.train.texts import Texts, texts_for
+from graphgen.train.texts import Report, Texts, table, texts_for
 
 tokenizers = pytest.importorskip("tokenizers", reason="the extra [text] installs it")
 
@@ -477,3 +480,13 @@ def test_a_text_may_have_a_number_or_several(samples):
     ):
         with pytest.raises(GraphgenError, match=message):
             samples({"text": "w1", "label": label}, inputs=three, classes=None)
+
+
+def test_names_in_brackets_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    losses = {"loss": 1.0, "evaluation_loss": 2.0}
+    history = History({"step": n, **losses, "evaluation_f[x]": n} for n in (1, 2))
+    show(table([Report("[a]b.jsonl", "texts", rows=1_000)]))
+    show(evaluations(history, [Metric(np.dot, "f[x]")]))
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert rows[1][:3] == ["[a]b.jsonl", "texts", "1,000"]
+    assert rows[-1] == ["f[x]", "2", "2", "2"]
