@@ -22,7 +22,7 @@ from graphgen.models.published.few_bits import FewBits, as_floats
 from graphgen.models.published.fresh import Fresh, Head
 from graphgen.models.published.gguf import gguf_in, open_gguf
 from graphgen.models.published.gguf_fields import check_absent
-from graphgen.models.published.heads import Vectors
+from graphgen.models.published.heads import LOGITS_OF_TOKENS, Vectors
 from graphgen.models.published.language_model import PART_OF
 from graphgen.models.published.module_names import module_names, note_modules
 from graphgen.models.published.saved_as import default_task, misfit_mend, own_code
@@ -39,11 +39,6 @@ from graphgen.nn.attention import Attention
 from graphgen.nn.module import build, members
 from graphgen.safetensors import Weight
 from graphgen.value import Tensor
-
-_WITH_LOGITS_OF_TOKENS = (
-    *("text-generation", "text2text-generation"),
-    *("fill-mask", "automatic-speech-recognition"),
-)
 
 MODEL = "model.onnx"
 """What clients call the graph of a family that needs only one."""
@@ -133,14 +128,15 @@ def from_folder(
         method = method if kept else ""
     names = module_names(family, module, body=EMBEDS in task)
     if isinstance(getattr(module, "head", None), Vectors):
-        if (embedding := sentence_head(folder, module.features, dtype)) is not None:
+        embedding = sentence_head(folder, module.features, dtype)
+        if embedding is not None:
             module.head, weights = embedding[0], weights | embedding[1]
     elif task == "fill-mask":
         module.after = sparse_vectors(folder)
-    if task in _WITH_LOGITS_OF_TOKENS:
+    if task in LOGITS_OF_TOKENS:
         family.check_ties(module, stored, str(folder))
-    whole = hasattr(module, "graphs")
-    parts = module.graphs() if whole else {MODEL: (module, module.inputs())}
+    graphs = getattr(module, "graphs", None)
+    parts = graphs() if graphs is not None else {MODEL: (module, module.inputs())}
     models = {
         name: build(
             with_attentions(part, _ATTENTIONS.get(name, "attentions")) if attentions else part,

@@ -13,6 +13,14 @@ from graphgen.nn.feed_forward import ACTIVATIONS, Activation
 from graphgen.nn.module import Parameter, TensorSpec, zeros
 from graphgen.value import Tensor
 
+LOGITS_OF_TOKENS = (
+    "text-generation",
+    "text2text-generation",
+    "fill-mask",
+    "automatic-speech-recognition",
+)
+"""The tasks whose output has a number for each token of the vocabulary."""
+
 
 class Encoded(nn.Module):
     """An encoder of tokens, and the head that makes the outputs of a task.

@@ -5,51 +5,12 @@ from functools import partial
 from typing import Any
 
 from graphgen import nn
+from graphgen.models.published.absent import absent
 from graphgen.models.published.config import ACTIVATIONS, Config
 from graphgen.models.published.decoder import tasks
 from graphgen.models.published.family import Family, Source
 from graphgen.models.published.rope import rotary
 from graphgen.models.published.specification import Sight, Specification
-
-ABSENT: dict[str, dict[str, Any]] = {
-    **{kind: {"kv_heads": 8, "window": 4096} for kind in ("mistral", "ministral")},
-    "qwen2": {"kv_heads": 32, "window": 4096},
-    "qwen3": {"kv_heads": 32, "window": 4096, "head_dim": 128},
-    "smollm3": {"kv_heads": 4, "theta": 2e6, "tied": True},
-    "ministral3": {"kv_heads": 8, "head_dim": 128, "epsilon": 1e-5},
-    **{k: {"epsilon": 1e-5} for k in "olmo2 olmoe arcee eurobert hunyuan_v1_dense".split()},
-    "olmo3": {"epsilon": 1e-5, "window": 4096, "theta": 5e5},
-    "phi3": {"epsilon": 1e-5, "partial": 1.0},
-    "glm": {"kv_heads": 2, "head_dim": 128, "epsilon": 1.5625e-7, "partial": 0.5, "bias": True},
-    "glm4": {"kv_heads": 2, "head_dim": 128, "epsilon": 1.5625e-7, "partial": 0.5, "bias": True},
-    "stablelm": {"kv_heads": 32, "partial": 0.25},
-    "starcoder2": {"kv_heads": 2, "tied": True},
-    "seed_oss": {"kv_heads": 8, "head_dim": 128, "bias": True},
-    "helium": {"kv_heads": 20, "head_dim": 128, "epsilon": 1e-8, "theta": 1e5},
-    "ernie4_5": {"kv_heads": 2, "head_dim": 128, "epsilon": 1e-5, "theta": 5e5, "tied": True},
-    "exaone4": {"kv_heads": 32, "epsilon": 1e-5, "window": 4096},
-    **{kind: {"partial": 0.5} for kind in ("nemotron", "phi")},
-    "apertus": {"epsilon": 1e-5, "theta": 1.2e7},
-    "gemma": {"kv_heads": 16, "head_dim": 256, "tied": True},
-    **{
-        kind: {"kv_heads": 4, "head_dim": 256, "window": 4096, "tied": True}
-        for kind in ("gemma2", "gemma3_text")
-    },
-    "mixtral": {"kv_heads": 8, "epsilon": 1e-5, "theta": 1e6},
-    **{k: {"kv_heads": n} for k, n in (("qwen2_moe", 16), ("qwen3_moe", 4), ("dots1", 32))},
-    "gpt_oss": {"kv_heads": 8, "head_dim": 64, "epsilon": 1e-5, "theta": 1.5e5, "bias": True},
-    "glm4_moe": {"kv_heads": 8, "epsilon": 1e-5, "partial": 0.5},
-    "minimax_m2": {"kv_heads": 8, "head_dim": 128, "theta": 5e6},
-    "ernie4_5_moe": {"kv_heads": 4, "epsilon": 1e-5, "theta": 5e5, "tied": True},
-    "cohere": {"theta": 5e5, "tied": True},
-    "cohere2": {"window": 4096, "tied": True},
-}
-"""What the classes of transformers use if a configuration lacks the field."""
-
-
-def absent(config: Config, name: str, default: Any = None) -> Any:
-    """What stands for a field that is absent."""
-    return ABSENT.get(config.model_type, {}).get(name, default)
 
 
 def specification(

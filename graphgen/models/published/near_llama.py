@@ -4,10 +4,10 @@ from functools import partial
 from typing import Any
 
 from graphgen import nn
+from graphgen.models.published.absent import absent
 from graphgen.models.published.config import Config
 from graphgen.models.published.llama import AFTER
 from graphgen.models.published.named import (
-    absent,
     all_turned,
     family,
     feed_forward,

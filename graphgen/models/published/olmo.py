@@ -3,10 +3,10 @@
 from functools import partial
 
 from graphgen import nn
+from graphgen.models.published.absent import absent
 from graphgen.models.published.config import Config
 from graphgen.models.published.llama import AFTER
 from graphgen.models.published.named import (
-    absent,
     all_turned,
     divided_heads,
     family,
