@@ -1,5 +1,6 @@
 """GGUF files of checkpoints, written as the format and gguf-py's tables of names say."""
 
+import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,14 @@ _BY_NAME = {
     "attn.c_proj": "attn_output",
     **{f"{x}.query_key_value": "attn_qkv" for x in ("self_attention", "attention")},
     **{f"{x}.dense": "attn_output" for x in ("self_attention", "attention")},
+    **{f"{x}.gate": "ffn_gate_inp" for x in ("mlp", "block_sparse_moe")},
+    **{f"mlp.experts.{x}_proj": f"ffn_{x}_exps" for x in ("gate", "up", "down")},
+    **{
+        f"block_sparse_moe.experts.{x}": f"ffn_{part}_exps"
+        for x, part in (("w1", "gate"), ("w3", "up"), ("w2", "down"))
+    },
+    **{f"mlp.shared_expert.{x}_proj": f"ffn_{x}_shexp" for x in ("gate", "up", "down")},
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
     "mlp.dense_h_to_4h": "ffn_up",
     "mlp.dense_4h_to_h": "ffn_down",
 }
@@ -89,7 +98,9 @@ _OUTSIDE = {
     **dict.fromkeys(("lm_head", "embed_out"), "output"),
 }
 ARCHITECTURES = {"cohere": "command-r", "gemma3_text": "gemma3", "gpt_neox": "gptneox"}
+ARCHITECTURES |= {"mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
 _AFTER = ("gemma2", "gemma3_text", "olmo2")
+PAIRED = ("llama", "granite", "smollm3", "mixtral")
 
 
 def gguf_name(kind: str, name: str) -> str:
@@ -110,20 +121,22 @@ def gguf_name(kind: str, name: str) -> str:
 def converted(fields: dict[str, Any], weights: dict[str, Any]) -> dict[str, Any]:
     """The arrays of a file: as the checkpoint has them, or changed as llama.cpp's code wants it."""
     kind, found = fields["model_type"], dict[str, Any]()
-    stacks = dict[str, list[Any]]()
+    stacks = dict[str, dict[int, Any]]()
     heads = fields["n_head" if kind == "gpt2" else "num_attention_heads"]
     kv_heads = fields.get("num_key_value_heads", heads)
     groups = heads
     if kind == "falcon":
         groups = fields["num_kv_heads"] if fields.get("new_decoder_architecture") else 1
     for name, w in weights.items():
-        if ".norms." in name:
-            base, _, number = name.removesuffix(".weight").rpartition(".norms.")
-            stacks.setdefault(gguf_name(kind, f"{base}.weight"), []).insert(int(number), w)
+        if found_row := re.fullmatch(r"(.*)(?:\.norms|(\.experts))\.(\d+)(\..*)", name):
+            base, experts, number, last = found_row.groups(default="")
+            stacks.setdefault(gguf_name(kind, base + experts + last), {})[int(number)] = w
             continue
         own = gguf_name(kind, name)
         part = own.split(".")[-2]
-        if kind in ("llama", "granite", "smollm3") and part in ("attn_q", "attn_k"):
+        if part == "ffn_gate_inp_shexp":
+            w = w[0]
+        elif kind in PAIRED and part in ("attn_q", "attn_k"):
             w = in_pairs(w, heads if part == "attn_q" else kv_heads)
         elif kind.startswith("gemma") and part.endswith("norm"):
             w = w + np.float32(1)
@@ -134,7 +147,7 @@ def converted(fields: dict[str, Any], weights: dict[str, Any]) -> dict[str, Any]
             kinds = (each[:, :-2], each[:, -2], each[:, -1])
             w = np.concatenate([x.reshape(-1, *w.shape[1:]) for x in kinds])
         found[own] = w
-    return found | {name: np.stack(rows) for name, rows in stacks.items()}
+    return found | {n: np.stack([x[i] for i in sorted(x)]) for n, x in stacks.items()}
 
 
 def metadata(fields: dict[str, Any]) -> dict[str, Any]:
@@ -161,7 +174,7 @@ def metadata(fields: dict[str, Any]) -> dict[str, Any]:
         given = next((fields[n] for n in epsilon if n in fields), 1e-5)
         found["attention.layer_norm_epsilon"] = given
     else:
-        absent = {"olmo2": 1e-5, "phi3": 1e-5, "glm4": 1.5625e-7}
+        absent = {"glm4": 1.5625e-7} | dict.fromkeys(("olmo2", "phi3", "mixtral", "olmoe"), 1e-5)
         found["attention.layer_norm_rms_epsilon"] = fields.get(
             "rms_norm_eps", absent.get(kind, 1e-6)
         )
@@ -178,7 +191,7 @@ def metadata(fields: dict[str, Any]) -> dict[str, Any]:
         part = fields.get("rotary_pct", absent_parts[kind]) if part is None else part
         found["rope.dimension_count"] = int(part * size)
     if kind not in ("gemma", "gemma2", "gpt2", "stablelm", "gpt_neox", "falcon"):
-        theta = {"cohere": 5e5, "gemma3_text": 1e6, "smollm3": 2e6}
+        theta = {"cohere": 5e5, "gemma3_text": 1e6, "smollm3": 2e6, "mixtral": 1e6}
         found["rope.freq_base"] = rope.get("rope_theta", theta.get(kind, 1e4))
     if scaling := fields.get("rope_scaling"):
         found["rope.scaling.type"] = scaling["rope_type"]
@@ -205,6 +218,13 @@ def metadata(fields: dict[str, Any]) -> dict[str, Any]:
     if kind in ("stablelm", "gpt_neox"):
         absent = kind == "gpt_neox"
         found["use_parallel_residual"] = fields.get("use_parallel_residual", absent)
+    names = {
+        "expert_count": ("num_local_experts", "num_experts"),
+        "expert_used_count": ("num_experts_per_tok",),
+        "expert_feed_forward_length": ("moe_intermediate_size",),
+        "expert_shared_feed_forward_length": ("shared_expert_intermediate_size",),
+    }
+    found |= {own: fields[n] for own, given in names.items() for n in given if n in fields}
     own = {f"{arch}.{name}": value for name, value in found.items()}
     return {"general.architecture": arch, **own}
 
@@ -251,6 +271,10 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "falcon": {"bias": False},
     "gpt_neox": {"layer_norm_eps": 1e-3},
     "gpt_neox, in turn": {"hidden_act": "gelu", "attention_bias": True},
+    "mixtral": {"num_experts_per_tok": 2, "sliding_window": None},
+    "qwen2_moe": {},
+    "qwen3_moe": {},
+    "olmoe": {},
 }
 FAMILIES = [
     *PUBLISHED,

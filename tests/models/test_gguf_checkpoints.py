@@ -6,14 +6,16 @@ float64, element by element; neither knows the reader.
 
 import itertools
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+import onnxruntime as ort
 import pytest
-from gguf_files import KINDS, gguf, in_pairs
+from gguf_files import KINDS, converted, gguf, given, in_pairs, metadata
 from random_checkpoints import GROUPED, random_checkpoint, write_weights
 from schemes import EIGHT
 from small_models import relative_rms, run_plain
@@ -36,6 +38,7 @@ from graphgen.passes.training.by_row import quantized_linears, weight_of
 from graphgen.quantize.effect import feeds_of
 from graphgen.quantize.kept import keep_bits
 from graphgen.safetensors import read_header
+from graphgen.version import minor
 
 SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1}
 SIZES |= {"tie_word_embeddings": False, "vocab_size": 288}
@@ -133,6 +136,41 @@ def blocks(kind: str, rows: int, columns: int) -> tuple[bytes, Any]:
         out.append(in_nibbles(q, 32 if kind.endswith("K") else 16))
     data = np.concatenate([x.astype(np.uint8) for x in out], axis=1)
     return data.tobytes(), w.reshape(rows, columns)
+
+
+@pytest.mark.parametrize(("kind", "kept"), [("Q4_0", True), ("Q8_0", False), ("Q4_1", False)])
+def test_experts_of_four_bits_keep_them(kind: str, kept: bool, tmp_path: Path) -> None:
+    """All matrices of a kind are one tensor; with minima, or in eight bits, they become floats."""
+    fields = given("mixtral") | {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1}
+    random_checkpoint(tmp_path / "floats", fields)
+    weights = {w.name: w.read() for w in read_header(tmp_path / "floats" / "model.safetensors")}
+    few, floats = {}, {}
+    for name, w in converted(fields, weights).items():
+        floats[name] = ("F32", w.shape, w.astype("<f4").tobytes())
+        if name.endswith("_exps.weight"):
+            data, meant = zip(*(blocks(kind, *w.shape[1:]) for _ in w), strict=True)
+            few[name] = (kind, w.shape, b"".join(data))
+            floats[name] = ("F32", w.shape, np.stack(meant).astype("<f4").tobytes())
+    models = []
+    for own, tensors in (("a", floats), ("b", floats | few)):
+        (tmp_path / own).mkdir()
+        gguf(tmp_path / own / "model.gguf", metadata(fields), tensors)
+        (tmp_path / own / "config.json").write_text(
+            json.dumps(config_fields(open_gguf(tmp_path / own / "model.gguf")))
+        )
+        models.append(gg.optimize(from_folder(tmp_path / own).model).model)
+    model, report = keep_bits(models[1], method="gguf")
+    if minor(ort.__version__) < (1, 32) or not kept:
+        why = "has no kernel of QMoE|no kernel of experts reads (eight bits|minima)"
+        assert len(report.kept()) == 2 and all(re.search(why, line) for line in report.kept())
+    else:
+        assert not report.kept() and "QMoE" in {node.op_type for node in model.graph}
+    for node in model.graph:
+        if "accuracy_level" in node.attributes:  # round nothing that products read
+            node.attributes["accuracy_level"] = ir.AttrInt64("accuracy_level", 0)
+    [feed] = feeds_of(model, RNG.integers(0, 40, (2, 5)), rows=2)
+    a, b = (run_plain(m, dict(feed))[0] for m in (models[0], model))
+    assert relative_rms(a, b) < 1e-5
 
 
 @pytest.mark.parametrize("kind", [k for k in KINDS if k[0] == "Q"])

@@ -4,7 +4,6 @@ The format: a header of sizes, fields and tensors' names, then the tensors
 (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md).
 """
 
-import math
 import os
 import struct
 from collections.abc import Mapping
@@ -131,13 +130,11 @@ class _Reader:
 
     def tensor(self, name: str, shape: tuple[int, ...], kind: int, at: int) -> tuple[Weight, int]:
         """The tensor, and how many bytes it takes."""
-        made: Weight
+        made: FloatTensor | FewTensor
         if kind in FLOATS:
             made = FloatTensor(self.path, name, FLOATS[kind], shape, at)
-            needs = math.prod(shape) * made.dtype.bitwidth // 8
-        elif kind in FEW and len(shape) == 2 and shape[1] % FEW[kind][1] == 0:
+        elif kind in FEW and len(shape) in (2, 3) and shape[-1] % FEW[kind][1] == 0:
             made = FewTensor(self.path, name, ir.DataType.FLOAT, shape, at, kind=kind)
-            needs = math.prod(shape) // FEW[kind][1] * FEW[kind][2]
         else:
             few = [name for name, *_ in FEW.values()]
             own = FEW[kind][0] if kind in FEW else OTHERS.get(kind, str(kind))
@@ -145,6 +142,6 @@ class _Reader:
                 f"{self.path}: {name!r} {list(shape)} is of type {own}; supported are F32, F16, "
                 f"BF16, and for matrices of whole blocks {', '.join(few)}: give a file of these"
             )
-        if at + needs > self.size:
+        if at + made.stored > self.size:
             raise ValueError(f"{name} ends beyond the file")
-        return made, needs
+        return made, made.stored

@@ -47,7 +47,7 @@ class Architecture:
 
     Args:
         layer: What the parts of a layer, such as attn_q, are called in a checkpoint's layer; with
-            {} for several tensors, which are the rows of one.
+            {} for several tensors: rows of one, or the matrices of experts.
         instead: Other names in files that have the part of the key.
         others: The same for parts outside of layers.
         layers: What the checkpoint calls layers.
@@ -91,6 +91,12 @@ def grouped(rows: int, heads: int, kv_heads: int) -> Array:
     each = np.arange(rows).reshape(heads + 2 * kv_heads, -1)
     kinds = np.split(each, [heads, heads + kv_heads])
     return np.concatenate([x.reshape(kv_heads, -1) for x in kinds], axis=1).ravel()
+
+
+PAIRED: dict[str, Order] = {
+    "attn_q": lambda rows, heads, kv_heads: in_pairs(rows, heads),
+    "attn_k": lambda rows, heads, kv_heads: in_pairs(rows, kv_heads),
+}
 
 
 def has(**parts: str) -> Derive:

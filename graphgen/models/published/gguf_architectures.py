@@ -8,24 +8,20 @@ from graphgen.models.published.gguf_architecture import (
     HEADS,
     LAYER,
     MEAN,
+    PAIRED,
     WINDOW,
     WITH_RMS,
-    Order,
     falcon,
     gemma_scale,
     grouped,
     has,
-    in_pairs,
     like_llama,
     phi3,
     starcoder2,
     turned,
 )
+from graphgen.models.published.gguf_experts import ROUTED
 
-_PAIRED: dict[str, Order] = {
-    "attn_q": lambda rows, heads, kv_heads: in_pairs(rows, heads),
-    "attn_k": lambda rows, heads, kv_heads: in_pairs(rows, kv_heads),
-}
 _AFTER = {
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
@@ -47,16 +43,17 @@ def _others(body: str, table: str, norm: str, head: str = "lm_head") -> dict[str
 
 
 _LLAMA = like_llama(
-    "llama", derive=has(attention_bias="attn_q.bias", mlp_bias="ffn_up.bias"), order=_PAIRED
+    "llama", derive=has(attention_bias="attn_q.bias", mlp_bias="ffn_up.bias"), order=PAIRED
 )
 _COHERE = FIELDS | {MEAN: "layer_norm_eps", "logit_scale": "logit_scale"}
 
 ARCHITECTURES = {
+    **ROUTED,
     "llama": _LLAMA,
     "mistral": _LLAMA,
     "qwen2": like_llama("qwen2"),
     "qwen3": like_llama("qwen3"),
-    "smollm3": like_llama("smollm3", derive=_LLAMA.derive, order=_PAIRED),
+    "smollm3": like_llama("smollm3", derive=_LLAMA.derive, order=PAIRED),
     "granite": like_llama(
         "granite",
         fields=WITH_RMS
@@ -67,7 +64,7 @@ ARCHITECTURES = {
             "logit_scale": "logits_scaling",
         },
         derive=_LLAMA.derive,
-        order=_PAIRED,
+        order=PAIRED,
     ),
     "gemma": like_llama("gemma", gains=True),
     "gemma2": like_llama(

@@ -10,6 +10,7 @@ from graphgen.models.published.config import Config
 from graphgen.models.published.gguf import Gguf
 from graphgen.models.published.gguf_architecture import HEADS, Architecture
 from graphgen.models.published.gguf_architectures import ARCHITECTURES
+from graphgen.models.published.gguf_experts import COUNT, ROUTED, SHARED_GATE
 from graphgen.models.published.gguf_fields import compare, said_by
 from graphgen.models.published.gguf_rope import (
     FACTORS,
@@ -73,6 +74,8 @@ def _as_in_folder(file: Gguf, arch: Architecture, part: str, weight: Weight) -> 
     assert isinstance(weight, FewTensor | FloatTensor)
     if arch.gains and part.endswith("_norm") and isinstance(weight, FloatTensor):
         return replace(weight, less=1.0)
+    if part == SHARED_GATE and len(weight.shape) == 1:
+        return replace(weight, shape=(1, *weight.shape))
     if part not in arch.order:
         return weight
     heads = file.fields.get(f"{arch.name}.{HEADS}")
@@ -88,17 +91,21 @@ def _as_in_folder(file: Gguf, arch: Architecture, part: str, weight: Weight) -> 
 
 
 def _rows_of(weight: Weight, name: str) -> Iterator[Weight]:
-    """A weight by its name, or its rows by names of their own if that has a place for a number."""
-    if "{}" not in name:
+    """A weight by its name, or its parts by names of their own if that has a place for a number."""
+    assert isinstance(weight, FewTensor | FloatTensor)
+    apart = "{}" in name
+    least = 1 + isinstance(weight, FewTensor) + apart
+    if not least <= len(weight.shape) <= 2 + apart:
+        wanted = "a row for each head, or a matrix for each expert" if apart else "a matrix"
+        problem = f"is {list(weight.shape)}, wanted {wanted}"
+        raise GraphgenError(f"{weight.path}: {weight.name} {problem}")
+    if not apart:
         yield replace(weight, name=name)
         return
-    if not isinstance(weight, FloatTensor) or len(weight.shape) != 2:
-        problem = f"is {list(weight.shape)}, wanted floats with a row for each head"
-        raise GraphgenError(f"{weight.path}: {weight.name} {problem}")
-    rows, columns = weight.shape
-    for i in range(rows):
-        offset = weight.offset + i * columns * weight.dtype.bitwidth // 8
-        yield replace(weight, name=name.format(i), shape=(columns,), offset=offset)
+    count, *shape = weight.shape
+    for i in range(count):
+        at = weight.offset + i * (weight.stored // count)
+        yield replace(weight, name=name.format(i), shape=(*shape,), offset=at)
 
 
 def config_fields(file: Gguf) -> dict[str, Any]:
@@ -107,10 +114,12 @@ def config_fields(file: Gguf) -> dict[str, Any]:
     Raises GraphgenError for an architecture or a field that is not supported.
     """
     fields, name = file.fields, file.fields.get("general.architecture")
-    kind = next((kind for kind, arch in ARCHITECTURES.items() if arch.name == name), None)
-    if kind is None:
+    kinds = [kind for kind, arch in ARCHITECTURES.items() if arch.name == name]
+    if not kinds:
         known = ", ".join(dict.fromkeys(arch.name for arch in ARCHITECTURES.values()))
         raise GraphgenError(f"{file.path} is for {name!r:.40}; supported are {known}")
+    routed = bool(fields.get(f"{name}.{COUNT}"))  # one name may stand for both
+    kind = next((kind for kind in kinds if (kind in ROUTED) == routed), kinds[0])
     arch, table = ARCHITECTURES[kind], file.tensors.get(_TABLE)
     if table is None:
         raise GraphgenError(f"{file.path} has no {_TABLE}: it is not a whole model")

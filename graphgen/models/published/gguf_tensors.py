@@ -4,6 +4,7 @@ Blocks have 32 or 256 weights along K with scales of their own, of which some ha
 (those of the names with K).
 """
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,6 +27,11 @@ class FloatTensor(Weight):
     order: Array | None = field(default=None, compare=False)  # of its rows, in the file
     less: float = 0.0  # what is to be subtracted
 
+    @property
+    def stored(self) -> int:
+        """The bytes in the file."""
+        return math.prod(self.shape) * self.dtype.bitwidth // 8
+
     def read(self) -> Array:
         """The array."""
         array = super().read()
@@ -35,16 +41,21 @@ class FloatTensor(Weight):
 
 @dataclass(frozen=True)
 class FewTensor(FewBits):
-    """A matrix of integers in blocks of a format of `FEW`."""
+    """A matrix of integers in blocks of a format of `FEW`, or several, to be taken apart."""
 
     kind: int = field(kw_only=True)
     order: Array | None = field(default=None, compare=False, kw_only=True)
 
+    @property
+    def stored(self) -> int:
+        """The bytes in the file."""
+        _, size, each, _ = FEW[self.kind]
+        return math.prod(self.shape) // size * each
+
     def _blocks(self) -> Blocks:
-        (rows, columns), (_, size, each, make) = self.shape, FEW[self.kind]
-        count = rows * columns // size * each
-        raw = np.fromfile(self.path, np.uint8, count, offset=self.offset)
-        if raw.size != count:
+        (rows, columns), (*_, each, make) = self.shape, FEW[self.kind]
+        raw = np.fromfile(self.path, np.uint8, self.stored, offset=self.offset)
+        if raw.size != self.stored:
             raise GraphgenError(f"{self.path} has become shorter; build again")
         made = make(raw.reshape(rows, -1, each), columns)
         return made if self.order is None else made.part(self.order)
