@@ -94,7 +94,7 @@ class Checkpoint:
             properties=[f"{name}: {value!r}" for name, value in self.properties.items()],
         )
 
-    def save(self, path: str | os.PathLike[str], *, unchanged: "Unchanged | None" = None) -> None:
+    def save(self, path: str | os.PathLike[str], *, unchanged: Unchanged | None = None) -> None:
         """Write the file next to `path`, flush it to the disk, then rename it: all or nothing.
 
         The same contents in the same order give the same bytes. With more than 1,800 MiB of

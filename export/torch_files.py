@@ -255,9 +255,14 @@ def straight_through(graph: ir.Graph) -> ir.Node | None:
     So y has all the gradient.
     """
     for node in graph:
-        place, given = int(is_a(node, ops.add)), present_inputs(node)
-        pairs = [*permutations(given, 2)] if place or is_a(node, ops.sub) else []
-        for y, x in pairs if place else pairs[:1]:
+        given = present_inputs(node)
+        if is_a(node, ops.add):
+            pairs, place = [*permutations(given, 2)], 1
+        elif is_a(node, ops.sub):
+            pairs, place = [(given[0], given[1])], 0
+        else:
+            continue
+        for y, x in pairs:
             made = x.producer()
             if made is not None and is_a(made, ops.sub) and present_inputs(made)[place] is y:
                 return node

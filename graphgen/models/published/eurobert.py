@@ -7,7 +7,7 @@ from graphgen import nn, ops
 from graphgen.models.published.config import Config
 from graphgen.models.published.encoder import Encoder
 from graphgen.models.published.family import Family
-from graphgen.models.published.heads import HEADS, labels, tasks
+from graphgen.models.published.heads import WITHOUT_ANSWERS, labels, tasks
 from graphgen.models.published.named import NAMES, specification
 from graphgen.models.published.poolings import first, mean
 from graphgen.models.published.specification import EncoderSpecification
@@ -76,8 +76,10 @@ class Classifier(nn.Module):
 
 
 _HEADS: dict[str, Callable[[Config, Encoder], Any]] = {
-    name: head for name, head in HEADS.items() if name != "question-answering"
-} | {"fill-mask": MaskedLM, "text-classification": Classifier}
+    **WITHOUT_ANSWERS,
+    "fill-mask": MaskedLM,
+    "text-classification": Classifier,
+}
 
 FAMILY = Family(
     tasks=tasks(eurobert, _HEADS),

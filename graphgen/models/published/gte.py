@@ -7,7 +7,8 @@ from graphgen import nn
 from graphgen.models.published.bert import NAMES, specification
 from graphgen.models.published.config import ACTIVATIONS, Config
 from graphgen.models.published.family import Family, Source
-from graphgen.models.published.heads import HEADS, tasks
+from graphgen.models.published.heads import WITHOUT_ANSWERS, tasks
+from graphgen.models.published.nomic import FLASH
 from graphgen.models.published.rope import given_parameters, rotary
 from graphgen.models.published.specification import EncoderSpecification, Sight
 from graphgen.parts import Part
@@ -88,8 +89,7 @@ _HEAD: dict[str, Source] = {
 _UNUSED = r"(embeddings\.position_ids|pooler\..*)|(lm_head|classifier|qa_outputs)\..*"
 
 GTE = Family(
-    # transformers has no head for answers.
-    tasks=tasks(gte, {n: head for n, head in HEADS.items() if n != "question-answering"}),
+    tasks=tasks(gte, WITHOUT_ANSWERS),
     names={
         **NAMES,
         **_HEAD,
@@ -117,21 +117,11 @@ FAMILIES = {
     "jina_embeddings_v3": Family(
         tasks=tasks(jina),
         names={
-            **NAMES,
+            **FLASH,
             **_HEAD,
             "encoder": "roberta",
-            "norm": "emb_ln",
-            "layers": "encoder.layers",
             "attention": "mixer",
-            "query": Part("Wqkv", 0, 3),
-            "key": Part("Wqkv", 1, 3),
-            "value": Part("Wqkv", 2, 3),
-            "output": "out_proj",
-            "after1": "norm1",
-            "feed_forward": "mlp",
             "up": "fc1",
-            "down": "fc2",
-            "after2": "norm2",
             "pooler": "classifier.dense",
             "classifier": "classifier.out_proj",
         },

@@ -122,6 +122,9 @@ HEADS: dict[str, Callable[[Config, Encoder], Any]] = {
 }
 """The head of each task of encoders of text."""
 
+WITHOUT_ANSWERS = {name: head for name, head in HEADS.items() if name != "question-answering"}
+"""The same, for types of which transformers has no head for answers."""
+
 
 def tasks(
     specify: Callable[[Config], EncoderSpecification],

@@ -5,8 +5,8 @@ from functools import partial
 from graphgen import nn
 from graphgen.models.published.bert import NAMES
 from graphgen.models.published.config import ACTIVATIONS, Config
-from graphgen.models.published.family import Family
-from graphgen.models.published.heads import HEADS, tasks
+from graphgen.models.published.family import Family, Source
+from graphgen.models.published.heads import WITHOUT_ANSWERS, tasks
 from graphgen.models.published.rope import rotary
 from graphgen.models.published.specification import EncoderSpecification, Sight
 from graphgen.parts import Part
@@ -64,25 +64,29 @@ def nomic(config: Config) -> EncoderSpecification:
     )
 
 
+FLASH: dict[str, Source] = {
+    **NAMES,
+    "norm": "emb_ln",
+    "layers": "encoder.layers",
+    "query": Part("Wqkv", 0, 3),
+    "key": Part("Wqkv", 1, 3),
+    "value": Part("Wqkv", 2, 3),
+    "output": "out_proj",
+    "after1": "norm1",
+    "feed_forward": "mlp",
+    "down": "fc2",
+    "after2": "norm2",
+}
+"""What the BERT of the package flash-attn, from which others were made, calls its weights."""
+
 FAMILY = Family(
-    # transformers has no head for answers.
-    tasks=tasks(nomic, {n: head for n, head in HEADS.items() if n != "question-answering"}),
+    tasks=tasks(nomic, WITHOUT_ANSWERS),
     names={
-        **NAMES,
+        **FLASH,
         "encoder": "nomic_bert",
-        "norm": "emb_ln",
-        "layers": "encoder.layers",
         "attention": "attn",
-        "query": Part("Wqkv", 0, 3),
-        "key": Part("Wqkv", 1, 3),
-        "value": Part("Wqkv", 2, 3),
-        "output": "out_proj",
-        "after1": "norm1",
-        "feed_forward": "mlp",
         "up": "fc11",
         "gate": "fc12",
-        "down": "fc2",
-        "after2": "norm2",
         "transform": "cls.predictions.transform.dense",
         "transform_norm": "cls.predictions.transform.layer_norm",
         "decoder": "cls.predictions.decoder",

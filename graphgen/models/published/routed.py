@@ -60,10 +60,8 @@ def glm(config: Config) -> Specification:
 def dots(config: Config) -> Specification:
     """dots.llm1 (arXiv 2506.05767): norms of each head, and windows in some layers."""
     layers = config.take("num_hidden_layers", int)
-    window, first = (
-        config.optional("sliding_window", int, 4096),
-        config.raw("max_window_layers", 62),
-    )
+    window = config.optional("sliding_window", int, 4096)
+    first = config.raw("max_window_layers", 62)
     if type(first) is not int:
         config.refuse("max_window_layers", first, "an integer")
     local = [window is not None and i >= first for i in range(layers)]
@@ -99,10 +97,8 @@ def ernie(config: Config) -> Specification:
     """ERNIE 4.5 with experts: neighbors are turned, and dense layers stand around the others."""
     features, layers = config.take("hidden_size", int), config.take("num_hidden_layers", int)
     config.ignore("compression_ratio", "fuse_rope", "weight_share_add_bias", "use_rmsnorm")
-    hidden, bias = (
-        config.take("moe_intermediate_size", int, 1536),
-        config.take("use_bias", bool, False),
-    )
+    hidden = config.take("moe_intermediate_size", int, 1536)
+    bias = config.take("use_bias", bool, False)
     chosen = sizes_of(config, 64, 6, "moe_num_experts", "moe_k")
     shared = _count(config, "moe_num_shared_experts", 2)
     least = config.take("moe_norm_min", float, 1e-12)

@@ -128,7 +128,8 @@ class SentenceVectors(nn.Module):
 class SparseVectors:
     """SPLADE (arXiv 2109.10086): how much of each token of the vocabulary a text has, (B, V).
 
-    Of logits z, (B, T, V), it is the maximum over the tokens of log(1 + relu(z)), or the sum.
+    Of logits z, (B, T, V), it is the maximum over the tokens of y = log(1 + relu(z)), or the sum;
+    with the activation log1p_relu, that of log(1 + y).
     """
 
     def __init__(self, config: Config):
