@@ -87,6 +87,15 @@ class Blocks:
         shift, rest = (None if x is None else x[rows] for x in (self.shift, self.rest))
         return Blocks(*arrays, self.columns, self.bits, self.order, shift, rest)
 
+    def divided(self, size: int, bits: Bits) -> "Blocks":
+        """The same weights in blocks of `size`, a divisor of theirs and of K, with these bits."""
+        q = unpacked(self.integers, self.bits).reshape(len(self.integers), -1)
+        more, count = q.shape[1] // self.scales.shape[1] // size, self.columns // size
+        zeros = unpacked(self.zero_points, self.bits)[:, : self.scales.shape[1]]
+        scales, zeros = (np.repeat(x, more, axis=1)[:, :count] for x in (self.scales, zeros))
+        integers = packed(q[:, : self.columns].reshape(len(q), count, size), bits)
+        return Blocks(integers, scales, _padded(zeros, bits), self.columns, bits)
+
     def finer(self, w: Array) -> "Blocks":
         """With four more bits of each weight of w, e from 0 to 15: q + (e - 8) / 16."""
         rest = np.empty((*self.integers.shape[:2], self.integers.shape[2] * 4 // self.bits), "u1")
@@ -97,6 +106,18 @@ class Blocks:
             steps = np.rint(left.reshape(*scales.shape[:2], -1) / scales * np.float32(16)) + 8
             rest[part] = packed(np.clip(steps, 0, 15).astype(np.uint8), 4)
         return replace(self, rest=rest)
+
+
+def layout_of(integers: Rows | Blocks, shared: bool) -> dict[str, Array]:
+    """The arrays of the file, as the operators read them: (N, K) if a table is shared."""
+    if isinstance(integers, Rows):
+        q = integers.integers if shared else np.ascontiguousarray(integers.integers.T)
+        return {"int8": q, "scale": integers.scales}
+    zeros = integers.zero_points
+    role = "int4" if integers.bits == 4 else "uint8"
+    arrays = {role: integers.integers, "scale": integers.scales, "zero_point": zeros}
+    further = {"shift": integers.shift, "rest": integers.rest}
+    return arrays | {role: array for role, array in further.items() if array is not None}
 
 
 def joined(parts: Sequence[Blocks], *, alternate: bool) -> Blocks | None:
@@ -220,8 +241,12 @@ def to_blocks(
             q, scale, zero = _compensated(part, factor, block_size, grid, top)
         integers[chunk] = packed(q.astype(np.uint8), bits).reshape(integers[chunk].shape)
         scales[chunk], zeros[chunk] = scale.reshape(-1, blocks), zero.reshape(-1, blocks)
-    padded = np.pad(zeros, ((0, 0), (0, blocks % 2 if bits == 4 else 0)))
-    return Blocks(integers, scales, packed(padded, bits), columns, bits)
+    return Blocks(integers, scales, _padded(zeros, bits), columns, bits)
+
+
+def _padded(zeros: Array, bits: Bits) -> Array:
+    """Zero points (N, blocks) as bytes, of which the last may be half empty."""
+    return packed(np.pad(zeros, ((0, 0), (0, zeros.shape[1] % 2 if bits == 4 else 0))), bits)
 
 
 def _nearest(w: Array, scale: Array, zero: Array, top: int) -> Array:

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from rich.progress import track
 
 from graphgen.arguments import checked
-from graphgen.bits import Bits, Blocks, BlockSize, Rows, chunks, to_blocks, to_rows
+from graphgen.bits import Bits, Blocks, BlockSize, Rows, chunks, layout_of, to_blocks, to_rows
 from graphgen.edit import identity_of, to_model
 from graphgen.errors import GraphgenError, one_of
 from graphgen.graph import ModelLike, bytes_of, constant, model_in, operator_name, parameters
@@ -52,7 +52,7 @@ from graphgen.quantize.experts import (
     scores_of_experts,
     treat,
 )
-from graphgen.quantize.layers import layout_of, rewritten, rules_of, settle, treat_experts
+from graphgen.quantize.layers import rewritten, rules_of, settle, treat_experts
 from graphgen.quantize.sites import (
     AccuracyLevel,
     Site,
@@ -333,7 +333,7 @@ class Quantizing:
         if reason := obstacle(node, self.scheme, self.profile):
             return layers_of(node, self.scheme), Refusal(reason)
         keep = partial(self.spool.weights, graph)
-        return treat(self.who, node, self.size, self.accuracy_level, self.limit, keep)
+        return treat(self.who, node, self.scheme, self.size, self.accuracy_level, self.limit, keep)
 
     def _integers(
         self,

@@ -38,7 +38,7 @@ class Layer:
     measured_on: str  # its output, its output for random inputs, or its weight
     bytes_before: int = 0  # of its weight, if it is the first to use it
     bytes_after: int = 0
-    reason: str = ""  # why it stays in float
+    reason: str = ""  # why it stays in float, or not in the bits of a checkpoint
     error_saturated: float | None = None  # of full range, on processors that cut sums off
 
     @on_screen
@@ -66,11 +66,15 @@ class Report(Tabular):
         return {**own, "layers": [asdict(layer) for layer in self.layers]}
 
     def kept(self) -> list[str]:
-        """A line for each product or table that stays in float, with the reason."""
+        """A line for each that stays in float, or is not in its own bits, with the reason."""
         kept = [x for x in self.layers if x.reason]
         listed = {(x.path, x.reason) for x in kept}
         others = [s for s in self.sites.sites if s.status != "fired"]
-        return [f"{x.path}: {x.name} stays in float: {x.reason}" for x in kept] + [
+        becomes = {"float": "stays in float"}
+        return [
+            f"{x.path}: {x.name} {becomes.get(x.scheme, f'has {x.scheme}')}: {x.reason}"
+            for x in kept
+        ] + [
             f"{s.where} stays in float: {s.reason}"
             for s in others
             if (s.where, s.reason) not in listed

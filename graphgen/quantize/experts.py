@@ -1,5 +1,6 @@
-"""Experts in four bits: both weights of all experts, which one operator multiplies."""
+"""Experts in few bits: both weights of all experts, which one operator multiplies."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
@@ -8,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen import ops
-from graphgen.bits import Blocks, joined, to_blocks
+from graphgen.bits import Bits, Blocks, joined, layout_of, to_blocks
 from graphgen.errors import GraphgenError
 from graphgen.graph import bytes_of, constant, present_inputs
 from graphgen.infer import describe
@@ -35,7 +36,7 @@ Stack: TypeAlias = Callable[[], Iterable[Blocks | None]]
 _FIRST = (1, 32)  # version whose kernel of the operator was compared with its body
 _SMALLEST = 16  # block
 _WEIGHTS = (2, 4)  # which inputs of the operator
-_FIELDS = {"int4": "integers", "scale": "scales", "zero_point": "zero_points"}
+_LARGEST = 32  # block of eight bits: their kernel rounds in blocks of the same size what it reads
 
 
 def experts_of(model: ir.Model) -> Iterator[ir.Node]:
@@ -86,8 +87,8 @@ def obstacle(node: ir.Node, scheme: str, profile: Target) -> str:
             return f"{value.name} is read elsewhere, too"
         if tensor.shape.numpy()[2] % _SMALLEST:
             return f"{value.name} has rows of {tensor.shape[2]} weights, not whole blocks of 16"
-    if scheme != "int4":
-        return "the kernel of experts in eight bits rounds what they read: choose int4"
+    if scheme == "weights8":
+        return "the kernel of experts in eight bits rounds what they read: choose int8 or int4"
     op = quantized_experts
     kernels = op.name in profile.kernels.get(op.domain, {})
     if profile.name != "cpu" or not kernels or minor(profile.runtime) < _FIRST:
@@ -100,93 +101,109 @@ def obstacle(node: ir.Node, scheme: str, profile: Target) -> str:
 def treat(
     who: str,
     node: ir.Node,
+    scheme: str,
     size: int,
     level: int,
     limit: float,
     keep: Keep,
 ) -> Treated:
     """Experts in blocks of at most `size` weights, as large as rows of both have whole ones."""
-    layers = layers_of(node, "int4")
-    columns = [layer.shape[2] for layer in layers]
-    while any(count % size for count in columns):
-        size //= 2
+    layers = layers_of(node, scheme)
+    bits: Bits = 4 if scheme == "int4" else 8
+    size = math.gcd(size if bits == 4 else _LARGEST, *(layer.shape[2] for layer in layers))
     made = list[dict[str, ir.Value]]()
     for layer, index in zip(layers, _WEIGHTS, strict=True):
-        weight = constant(node.inputs[index])
-        assert weight is not None
-        parts = [_in_blocks(who, layer.name, expert, size) for expert in weight]  # one at a time
-        layer.error = relative((w, x.dequantized()) for w, x in zip(weight, parts, strict=True))
+        blocks = _rounded(who, node, index, layer, size, bits)
         if not layer.error <= limit:
             return layers, Refusal(f"its relative error is {layer.error:.3g}, above {limit:.3g}")
-        arrays = {
-            role: np.stack([getattr(part, field) for part in parts])
-            for role, field in _FIELDS.items()
-        }
-        made.append(_kept(layer, arrays, keep))
+        made.append(_kept(layer, blocks, keep))
 
     errors = ", ".join(f"{layer.error:.3g}" for layer in layers)
-    why = f"int4, relative errors of its weights {errors}"
-    return layers, partial(_rewritten, node, made, size, level, why)
+    why = f"{scheme}, relative errors of its weights {errors}"
+    return layers, partial(_rewritten, node, made, size, bits, level, why)
 
 
-def kept(node: ir.Node, stacks: Sequence[Stack], level: int, keep: Keep) -> Treated:
-    """Experts that were stored in four bits, as they are; `stacks` make the blocks of both."""
-    layers, found = layers_of(node, "4 bits"), list[dict[str, ir.Value]]()
-    sizes = set[int]()
-    for layer, stack in zip(layers, stacks, strict=True):
-        parts = [*stack()]
-        blocks = [part for part in parts if part is not None]
-        whole = joined(blocks, alternate=False) if len(blocks) == len(parts) else None
-        if whole is None or whole.bits != 4:
-            what = "eight" if whole else "minima, an order of columns, or several forms of"
-            return layers, Refusal(f"no kernel of experts reads {what} bits of {layer.name}")
-        sizes.add(whole.integers.shape[2] * 2)
-        if whole.columns % max(sizes):
-            return layers, Refusal(f"{layer.name} has rows that are not whole blocks")
-        arrays = {role: getattr(whole, field) for role, field in _FIELDS.items()}
-        found.append(_kept(layer, arrays, keep))
-    if len(sizes) > 1:
-        return layers, Refusal(f"the blocks of both weights have {sorted(sizes)} weights")
-    why = "4 bits, as the checkpoint has them"
-    return layers, partial(_rewritten, node, found, sizes.pop(), level, why)
+def kept(who: str, node: ir.Node, stacks: Sequence[Stack], level: int, keep: Keep) -> Treated:
+    """Experts that were stored in few bits; `stacks` make the blocks of both.
+
+    They are as they were, in blocks of the largest size that both have. Where the kernel has no
+    blocks such as theirs, because of minima, an order of columns or several forms, it is given
+    eight bits.
+    """
+    wholes = [_whole(stack) for stack in stacks]
+    bits: Bits = 4 if all(x is not None and x.bits == 4 for x in wholes) else 8
+    layers, found = layers_of(node, f"{bits} bits"), list[dict[str, ir.Value]]()
+    sizes = [_LARGEST if x is None else x.integers.shape[2] * 8 // x.bits for x in wholes]
+    size = math.gcd(*sizes, *(layer.shape[2] for layer in layers))
+    for layer, index, whole in zip(layers, _WEIGHTS, wholes, strict=True):
+        if whole is None:
+            whole = _rounded(who, node, index, layer, size, bits)
+            layer.reason = (
+                f"no kernel of experts reads the minima, the order of columns or the several "
+                f"forms of blocks that it has; relative error {layer.error:.2g}"
+            )
+        found.append(_kept(layer, whole.divided(size, bits), keep))
+    why = f"{bits} bits, as the checkpoint has them"
+    return layers, partial(_rewritten, node, found, size, bits, level, why)
 
 
-def _kept(layer: Layer, arrays: Mapping[str, Array], keep: Keep) -> dict[str, ir.Value]:
+def _whole(stack: Stack) -> Blocks | None:
+    """The blocks of all experts, or None if they cannot be one array."""
+    parts = [*stack()]
+    blocks = [part for part in parts if part is not None]
+    return joined(blocks, alternate=False) if len(blocks) == len(parts) else None
+
+
+def _rounded(who: str, node: ir.Node, index: int, layer: Layer, size: int, bits: Bits) -> Blocks:
+    """The weight of all experts in blocks; the layer gets its error."""
+    weight = constant(node.inputs[index])
+    assert weight is not None
+    if not all(np.isfinite(expert).all() for expert in weight):
+        raise GraphgenError(f"{who}: the weight {layer.name} is not finite; train it again")
+    parts = [to_blocks(expert, bits=bits, block_size=size) for expert in weight]  # one at a time
+    layer.error = relative((w, x.dequantized()) for w, x in zip(weight, parts, strict=True))
+    whole = joined(parts, alternate=False)
+    assert whole is not None  # all have one form
+    return whole
+
+
+def _kept(layer: Layer, blocks: Blocks, keep: Keep) -> dict[str, ir.Value]:
     """The weights of a layer's integers, each (experts, rows, bytes or blocks of a row)."""
+    arrays = layout_of(blocks, False)
     shaped = {role: array.reshape(*layer.shape[:2], -1) for role, array in arrays.items()}
     layer.bytes_after = sum(array.nbytes for array in shaped.values())
     return keep(layer.name, shaped)
 
 
 def _rewritten(
-    node: ir.Node, made: Sequence[Mapping[str, ir.Value]], size: int, level: int, why: str
+    node: ir.Node,
+    made: Sequence[Mapping[str, ir.Value]],
+    size: int,
+    bits: Bits,
+    level: int,
+    why: str,
 ) -> Rewrite:
     """The node as one whose weights are these integers."""
     given: list[Any] = [None if v is None else adopt(v) for v in [*node.inputs, None][:6]]
     x, scores, _, inner_bias, _, outer_bias = given
-    inner, outer = ({role: Value(x) for role, x in weight.items()} for weight in made)
+    inner, outer = ([Value(part) for part in weight.values()] for weight in made)
     attributes = read_attributes(ops.mixture_of_experts, node)
     normalized = attributes["normalize_routing_weights"]
     y = quantized_experts(
         x,
         scores,
-        inner["int4"],
-        inner["scale"],
+        inner[0],
+        inner[1],
         inner_bias,
-        outer["int4"],
-        outer["scale"],
+        outer[0],
+        outer[1],
         outer_bias,
-        inner_zeros=inner["zero_point"],
-        outer_zeros=outer["zero_point"],
+        inner_zeros=inner[2],
+        outer_zeros=outer[2],
         weights=None if normalized else ops.softmax(scores),  # else the kernel normalizes
+        expert_weight_bits=bits,
         block_size=size,
         accuracy_level=level,
         **attributes,
     )
     return Rewrite(y, present_inputs(node), why)
-
-
-def _in_blocks(who: str, name: str, weight: Array, size: int) -> Blocks:
-    if not np.isfinite(weight).all():
-        raise GraphgenError(f"{who}: the weight {name} is not finite; train it again")
-    return to_blocks(weight, block_size=size)

@@ -6,7 +6,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from graphgen.bits import KEPT, STACKED, Blocks
+from graphgen.bits import KEPT, STACKED, Blocks, layout_of
 from graphgen.graph import ModelLike, bytes_of
 from graphgen.match import Engine, Pass, PassReport, Refusal
 from graphgen.places import where_is
@@ -20,7 +20,7 @@ from graphgen.quantize.experts import (
     obstacle,
     weights_of,
 )
-from graphgen.quantize.layers import layout_of, rewritten, rules_of, settle, treat_experts
+from graphgen.quantize.layers import rewritten, rules_of, settle, treat_experts
 from graphgen.quantize.sites import Site, reads_rows, site_at, with_integers
 from graphgen.quantize.spool import Spool
 from graphgen.targets import TargetName
@@ -115,4 +115,4 @@ def _experts(
         reason = "one of its weights is of floats"
     if reason:
         return layers_of(node, "4 bits"), Refusal(reason)
-    return kept_experts(node, both, 4, partial(spool.weights, graph))
+    return kept_experts("keep_bits", node, both, 4, partial(spool.weights, graph))

@@ -3,14 +3,11 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
-import numpy as np
 import onnx_ir as ir
 
-from graphgen.bits import Blocks, Rows
 from graphgen.graph import ModelLike, bytes_of, model_in, operator_name
 from graphgen.match import Engine, Outcome, Pass, PassReport, Rule, Site, run_passes
 from graphgen.model import readable
-from graphgen.operands import Array
 from graphgen.passes.clean import clean
 from graphgen.quantize.effect import Layer, Report
 from graphgen.quantize.experts import Treated, experts_of
@@ -62,18 +59,6 @@ def treat_experts(
                 layer.bytes_after = layer.bytes_before
         treated += layers
     return treated
-
-
-def layout_of(integers: Rows | Blocks, shared: bool) -> dict[str, Array]:
-    """The arrays of the file, as the operators read them: (N, K) if a table is shared."""
-    if isinstance(integers, Rows):
-        q = integers.integers if shared else np.ascontiguousarray(integers.integers.T)
-        return {"int8": q, "scale": integers.scales}
-    zeros = integers.zero_points
-    role = "int4" if integers.bits == 4 else "uint8"
-    arrays = {role: integers.integers, "scale": integers.scales, "zero_point": zeros}
-    further = {"shift": integers.shift, "rest": integers.rest}
-    return arrays | {role: array for role, array in further.items() if array is not None}
 
 
 def _total_bytes(model: ir.Model) -> int:

@@ -7,7 +7,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen import ops
-from graphgen.bits import Blocks, Rows, chunks, to_rows
+from graphgen.bits import Blocks, Rows, chunks, layout_of, to_rows
 from graphgen.errors import GraphgenError
 from graphgen.export.folders import PROMPTS_KEY
 from graphgen.graph import ModelLike, constant, model_in
@@ -19,7 +19,7 @@ from graphgen.ops.quantized import matmul_integer_to_float, matmul_nbits, quanti
 from graphgen.places import where_is
 from graphgen.processor import FITS, INT8_KEY
 from graphgen.quantize.effect import Layer, Report
-from graphgen.quantize.layers import layout_of, rewritten, rules_of, settle
+from graphgen.quantize.layers import rewritten, rules_of, settle
 from graphgen.quantize.spool import Spool
 from graphgen.value import Tensor, Value, adopt
 

@@ -9,14 +9,13 @@ from typing import Any, Literal
 import numpy as np
 import onnx_ir as ir
 
-from graphgen.bits import Bits, BlockSize, to_blocks
+from graphgen.bits import Bits, BlockSize, layout_of, to_blocks
 from graphgen.edit import identity_of, to_model
 from graphgen.graph import ModelLike, model_in
 from graphgen.measure.accuracy import relative
 from graphgen.measure.choices import Choice, choose
 from graphgen.operands import Array
 from graphgen.quantize.effect import opened
-from graphgen.quantize.layers import layout_of
 from graphgen.quantize.sites import AccuracyLevel, Site, product, site_at
 from graphgen.record import recording
 
