@@ -69,7 +69,9 @@ def scan(
                 taken = sum(map(len, lines))
                 if rows:
                     where = f"{file}, lines {number} to {number + len(lines) - 1}"
-                    found = pa.schema([*pa.array(rows).type])
+                    found = pa.schema([*(kind := pa.array(rows).type)])
+                    if any(b"true" in line or b"false" in line for line in lines):
+                        _check_truths(rows, kind)
                     schema = pa.unify_schemas([schema, found], promote_options="permissive")
                     spans.append({"offset": offset, "size": taken})
                 offset, number = offset + taken, number + len(lines)
@@ -79,6 +81,22 @@ def scan(
     if not spans:
         raise GraphgenError(f"{file} has no lines; give a file of JSON lines")
     return Lines(file, schema, spans, as_text)
+
+
+def _check_truths(value: Any, kind: Any, name: str = "") -> None:
+    """Raise ValueError for true or false where pyarrow found floats, which would make it a number.
+
+    `value` is of the type `kind`, or a list of such.
+    """
+    types = needed("pyarrow").types
+    if isinstance(value, bool) and types.is_floating(kind):
+        raise ValueError(f"{name!r} has {str(value).lower()} among numbers")
+    if isinstance(value, list):
+        for one in value:
+            _check_truths(one, kind.value_type if types.is_list(kind) else kind, name)
+    elif isinstance(value, dict) and types.is_struct(kind):
+        for field in kind:
+            _check_truths(value.get(field.name), field.type, name or field.name)
 
 
 def write_parquet(out: Path, schema: Any, tables: Iterable[Any]) -> int:

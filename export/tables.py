@@ -335,18 +335,24 @@ class Slices(NamedTuple):
 
 
 def spans_of(
-    path: Path, count: int, check: Callable[[Row, str], Any], as_text: Sequence[str] = ()
+    path: Path,
+    count: int,
+    check: Callable[[Row, str], Any],
+    as_text: Sequence[str] = (),
+    *,
+    reads: Sequence[str],
 ) -> Lines | Slices:
     """The rows of a file or folder, in spans of `count`; `check` sees each with its place.
 
-    A file of any other kind is one of JSON lines, which stay in the file until a span is read;
-    their columns `as_text` become JSON as texts.
+    It sees the columns `reads` of a table: Python cannot hold each value of the others, such as
+    times in nanoseconds. A file of any other kind is one of JSON lines, which stay in the file
+    until a span is read; their columns `as_text` become JSON as texts.
     Raises GraphgenError if it cannot be read or has no rows.
     """
     if not path.is_dir() and path.suffix not in set(KINDS) - {".jsonl"}:
         return scan(path, count, check, as_text)
     rows = open_table(path)
-    for number, row in enumerate(rows.rows(rows.names)):
+    for number, row in enumerate(rows.rows([name for name in rows.names if name in reads])):
         check(row, rows.where(number))
     table = rows.arrow()
     starts = range(0, len(rows), count)

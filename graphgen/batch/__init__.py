@@ -164,6 +164,7 @@ class Stage:
             else _Reads(texts, Path(base), task, both, **how)
         )
         self.columns = self.run.columns
+        self.reads = [*self.run.rows.reads, *([CHOICE] if self.adapters else [])]
 
     def look(self, row: dict[str, Any], where: str) -> Any:
         """A row as the model reads it. Raises GraphgenError if it cannot."""
@@ -173,7 +174,7 @@ class Stage:
 
     def __call__(self, rows: Any) -> Any:
         """The rows, a pyarrow.Table, with the columns of the results added at the end."""
-        given = rows.to_pylist()
+        given = rows.select([n for n in rows.column_names if n in self.reads]).to_pylist()
         found = [self.look(row, f"row {i}") for i, row in enumerate(given, 1)]
         names = [row.get(CHOICE) if self.adapters else None for row in given]
         order = sorted(range(len(found)), key=lambda i: found[i].size)
@@ -235,7 +236,7 @@ def map_file(
         paths = {n: a for n, a in some.items() if isinstance(a, str | os.PathLike)}
         settings["adapters"] = {**some, **{n: os.path.realpath(a) for n, a in paths.items()}}
     stage = Stage(**where, **settings)
-    lines = spans_of(file, stage.batch * _SPAN, stage.look, stage.as_text)
+    lines = spans_of(file, stage.batch * _SPAN, stage.look, stage.as_text, reads=stage.reads)
     added = fields(stage.columns)
     if twice := [field.name for field in added if field.name in lines.schema.names]:
         raise GraphgenError(f"{data} has a column {twice[0]!r}, which the result adds; rename it")

@@ -1,6 +1,7 @@
 """Rows that are images: files, in the size and scale of preprocessor_config.json."""
 
 import importlib
+import io
 import math
 import re
 import warnings
@@ -63,24 +64,28 @@ _WITHOUT_EFFECT = (
 
 
 class Image(NamedTuple):
-    """A file, or its numbers, (C, H, W)."""
+    """A file, or what is in one, or its numbers, (C, H, W)."""
 
     where: str
     file: Path | None
     pixels: Array | None
     size: int = 1
+    data: bytes | None = None
 
 
 class Images:
     """Rows with `pixel_values`, lists (C, H, W), or `image`, a path relative to `base`.
 
-    A file is turned as its EXIF says, converted to as many channels as the graph reads, resized in
-    whole numbers to `size` by `resample`, cut to the middle of `crop_size`, where black stands
-    beyond its edges, multiplied by `rescale_factor`, and normalized by `image_mean` and
+    `image` may also be what is in a file, or an object of its `bytes` and `path`, as `datasets`
+    saves it. A file is turned as its EXIF says, converted to as many channels as the graph reads,
+    resized in whole numbers to `size` by `resample`, cut to the middle of `crop_size`, where black
+    stands beyond its edges, multiplied by `rescale_factor`, and normalized by `image_mean` and
     `image_std`, as the image processors of transformers do with Pillow. If `size` names the
     shortest edge, the other one keeps the proportions.
     Raises GraphgenError for a preprocessor_config.json that asks for more, and names the field.
     """
+
+    reads = ("image", PIXELS)
 
     def __init__(self, folder: Path, dims: Sequence[Any], base: Path):
         self.dims, self.base, self.missing = tuple(dims[1:]), base, ""
@@ -161,10 +166,15 @@ class Images:
         path, pixels = row.get("image"), row.get(PIXELS)
         if path is not None and pixels is not None:
             raise GraphgenError(f"{where} has `image` and `{PIXELS}`; give one of them")
-        if isinstance(path, str):
+        data: Any = None
+        if isinstance(path, dict):
+            data, path = path.get("bytes"), path.get("path")
+        elif isinstance(path, bytes):
+            data, path = path, None
+        if isinstance(path, str) or isinstance(data, bytes):
             if self.missing:
                 raise GraphgenError(f"{where}: {self.missing}")
-            image = Image(where, self.base / path, None)
+            image = Image(where, self.base / (path or "image"), None, data=data)
             with _open(image) as opened:
                 if opened.mode.startswith(_WIDE):
                     raise GraphgenError(
@@ -246,7 +256,8 @@ def _open(image: Image) -> Any:
     known = [name for name in pillow.ID if name != "EPS"]  # a program, which Ghostscript would run
     try:
         with warnings.catch_warnings(action="ignore"):  # of what it reads nevertheless
-            return pillow.open(regular(image.file), formats=known)
+            source = regular(image.file) if image.data is None else io.BytesIO(image.data)
+            return pillow.open(source, formats=known)
     except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
         reason = getattr(error, "strerror", None) or "not an image that Pillow knows"
         raise GraphgenError(f"{image.where}: {image.file}: {reason}") from error

@@ -41,6 +41,7 @@ class Texts:
     def __init__(self, folder: Path, limit: int | None, *, truncate: bool, chat: bool = False):
         self.folder, self.limit = folder, limit
         self.columns = CHAT if chat else ()
+        self.reads = ("ids", "text", "text_pair", *self.columns)
         self.tokenizer = tokenizer(folder, limit=limit if truncate else None)
         read = settings(folder, "tokenizer_config.json").get("model_input_names")
         self.typed = not isinstance(read, list) or INPUTS[2] in read

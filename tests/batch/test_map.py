@@ -141,6 +141,7 @@ def test_rows_are_read_from_every_kind_of_table(engine, encoder, tmp_path, reque
         kinds = ["a.jsonl", "saved"]
     rows = [{"text": " ".join(WORDS[1 : 2 + i % 7]), "n": str(i)} for i in range(70)]
     table = pa.Table.from_pylist(rows)
+    odd = pa.array([1234567891] * 70, pa.timestamp("ns"))  # no time of Python
     folder = tmp_path / "saved"
     folder.mkdir()
     (tmp_path / "a.jsonl").write_text("\ufeff" + "\n".join(map(json.dumps, rows)), "utf-8")
@@ -157,6 +158,10 @@ def test_rows_are_read_from_every_kind_of_table(engine, encoder, tmp_path, reque
         assert batch.map_file(encoder, tmp_path / name, out, **how) == 70
         found.append(pq.read_table(out))
     assert all(one.equals(found[0]) for one in found)
+    pq.write_table(table.append_column("time", odd), tmp_path / "a.parquet")
+    assert batch.map_file(encoder, tmp_path / "a.parquet", tmp_path / "out.parquet") == 70
+    copied = pq.read_table(tmp_path / "out.parquet").column("time")
+    assert copied.combine_chunks().equals(odd)
     assert found[0].column("n").to_pylist() == [row["n"] for row in rows]
 
 
@@ -405,6 +410,10 @@ BAD = {
     "too long": (json.dumps({"text": "w1 " * 25}), "line 2 has 25 tokens; it must have 1 to 24"),
     "empty": ('{"text": ""}', "line 2 has 0 tokens"),
     "types": ('{"text": "w1", "x": 1}\n{"text": "w1", "x": "a"}', "lines 1 to 3: .*type"),
+    "truth": (
+        '{"text": "w1", "x": {"a": [1.5]}}\n{"text": "w1", "x": {"a": [true]}}',
+        "lines 1 to 3: 'x' has true among numbers",
+    ),
     "not UTF-8": (b'{"text": "\xff"}', "line 2: .*utf-8"),
     "half a character": (r'{"text": "\ud800"}', "surrogates|line 2"),
     "taken": ('{"text": "w1", "embedding": 1}', "has a column 'embedding'"),
@@ -600,6 +609,13 @@ def test_images(vision, tmp_path, monkeypatch):
             assert np.isclose(row["score"], e.max() / e.sum(), rtol=1e-5)
     results = {str(list(row.values())[2:]) for row in rows}
     assert len(results) == 5
+    given = [{"bytes": (images / "in" / "a.png").read_bytes(), "path": None}]
+    given += [{"bytes": None, "path": str(images / "in" / "b.jpg")}]  # as `datasets` saves them
+    pq.write_table(pa.table({"image": given}), tmp_path / "in.parquet")
+    assert batch.map_file(folder, tmp_path / "in.parquet", out) == 2
+    name = "embedding" if "embedding" in rows[0] else "score"
+    for row, wanted in zip(pq.read_table(out).to_pylist(), rows, strict=False):
+        np.testing.assert_allclose(row[name], wanted[name], rtol=1e-5)
 
 
 def test_bad_images(vision, tmp_path, capsys):
