@@ -10,6 +10,7 @@ from random_checkpoints import write_weights
 from small_models import relative_rms
 
 import graphgen as gg
+from graphgen.bits import STACKED
 from graphgen.errors import GraphgenError
 from graphgen.models.published import from_folder
 from graphgen.models.published.weights import read_weights
@@ -35,12 +36,15 @@ def packed(folder: Path, scale: int = 124) -> tuple[dict[str, np.ndarray], np.nd
     return arrays, numbers.reshape(count, rows, features)
 
 
-def test_four_bits_are_read_as_the_numbers_they_stand_for(tmp_path: Path) -> None:
+def test_four_bits_are_the_numbers_they_stand_for(tmp_path: Path) -> None:
     _, numbers = packed(tmp_path)
-    weights = from_folder(tmp_path).model.graph.initializers
-    inner = weights["layers.0.feed_forward.inner"].const_value
+    found = from_folder(tmp_path)
+    assert (found.few_bits, found.again) == ("mxfp4", True)
+    inner = found.model.graph.initializers["layers.0.feed_forward.inner"].const_value
     assert inner is not None
     np.testing.assert_array_equal(inner.numpy(), numbers)
+    [blocks] = inner.meta[STACKED]()
+    np.testing.assert_array_equal(blocks.dequantized().reshape(numbers.shape), numbers)
 
 
 @pytest.mark.parametrize("part", ["blocks", "scales"])

@@ -12,7 +12,6 @@ from graphgen.errors import GraphgenError
 from graphgen.models.published.config import Config
 from graphgen.models.published.few_bits import is_spare, keep, keep_stack
 from graphgen.models.published.fresh import Fresh
-from graphgen.models.published.mxfp4 import unpacked
 from graphgen.models.published.weights import Stack, lazily, misfit, part_of, stacked, stored_names
 from graphgen.nn.linear import Linear
 from graphgen.nn.module import Module, Parameter, members
@@ -115,11 +114,8 @@ class Family:
                 )
 
     def current(self, stored: Mapping[str, Weight]) -> dict[str, Weight]:
-        """The weights by their present names; one that is already stored by that name wins.
-
-        Those in four bits are read as real numbers.
-        """
-        found = unpacked(stored)
+        """The weights by their present names; one that is already stored by that name wins."""
+        found = dict(stored)
         for name in [*found]:
             for pattern, now in (_NORMS | dict(self.older)).items():
                 if match := re.fullmatch(pattern, name):

@@ -140,9 +140,12 @@ def is_spare(name: str, stored: Mapping[str, Weight]) -> bool:
 def keep(tensor: ir.LazyTensor, weight: Weight, part: Part, turned: bool) -> None:
     """Note on a tensor made of a part of a weight what its blocks are, if that is of few bits.
 
-    The tensor is (K, N) if the weight was turned, else (N, K), as of a table.
+    The tensor is (K, N) if the weight was turned, else (N, K), as of a table. A weight of three
+    dimensions is a stack of others.
     """
-    if isinstance(weight, FewBits):
+    if isinstance(weight, FewBits) and len(weight.shape) == 3:
+        tensor.meta[STACKED] = lambda: [weight.blocks()]
+    elif isinstance(weight, FewBits):
         tensor.meta[KEPT] = (partial(_of_part, weight, part), not turned)
 
 

@@ -15,7 +15,7 @@ from graphgen.bits import Blocks
 from graphgen.models.published.config import Config
 from graphgen.models.published.few_bits import FewBits, Restored
 from graphgen.models.published.integers import in_blocks
-from graphgen.models.published.mxfp4 import TWICE
+from graphgen.models.published.mxfp4 import twice
 from graphgen.operands import Array
 from graphgen.safetensors import Weight
 
@@ -96,10 +96,9 @@ class SmallFloats(FewBits):
         if over is not None:
             common = over.read().astype(np.float32).reshape(())
             factors = factors / common if self.divided else factors * common
-        q = np.stack([TWICE[codes & 15], TWICE[codes >> 4]], -1).reshape(self.shape)
         zeros = np.full(factors.shape, 128, np.uint8)
         group = self.shape[1] // factors.shape[1]
-        return in_blocks(q, zeros, factors.astype(np.float32) / 2, 8, group)
+        return in_blocks(twice(codes), zeros, factors.astype(np.float32) / 2, 8, group)
 
 
 def _factors(scale: Weight) -> Array:

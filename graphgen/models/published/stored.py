@@ -10,6 +10,7 @@ from graphgen.models.published.forms import form_of
 from graphgen.models.published.gguf import open_gguf
 from graphgen.models.published.gguf_names import read_gguf
 from graphgen.models.published.language_model import PART_OF, language_only
+from graphgen.models.published.mxfp4 import unpacked
 from graphgen.models.published.quanto import quanto_in
 from graphgen.models.published.sentence_modules import modules_of
 from graphgen.models.published.weights import read_weights
@@ -39,13 +40,14 @@ def stored_in(
     if gguf is not None:  # whose matrices all have a row for each output
         stored = read_gguf(open_gguf(gguf), config)
     else:
-        stored = read_weights(folder)
+        stored = unpacked(read_weights(folder))
         if config.given(PART_OF):
             stored, line = language_only(config, stored)
             remarks.append(line)
     form = form_of(config) or quanto_in(folder, stored)
     if form is None:
-        return stored, "gguf" if any(isinstance(w, FewBits) for w in stored.values()) else ""
+        few = any(isinstance(weight, FewBits) for weight in stored.values())
+        return stored, ("mxfp4" if gguf is None else "gguf") * few
     stored = unpacked_names(stored, form, str(folder))
     if form.rounds:
         remarks.append(
