@@ -132,6 +132,7 @@ class Prepared:
         if found := evaluated(training, all_outputs, outputs, counts):
             described["outputs"] = found
         check_profile(optimizer, names, profile == "official")
+        table = table.updated(optimizer)
         rest = [name for name in parameters(training.graph) if name not in names]
         moved = statistics(training)
         if moved:

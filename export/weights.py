@@ -4,7 +4,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from graphgen.display import Tabular
+from graphgen.display import Tabular, listed
+from graphgen.errors import spelled, warn
+from graphgen.export.optimizers import AdamW, Optimizer, Setting
 
 
 class Weight(NamedTuple):
@@ -15,6 +17,16 @@ class Weight(NamedTuple):
     shape: tuple[int, ...]
     trained: bool
     why: str
+
+    def updated(self, setting: Setting, usual: Setting) -> "Weight":
+        """The same, with what is not as usual of its update."""
+        if not self.trained:
+            return self
+        rate, decay = setting
+        parts = [self.why, f"rate × {rate:g}" if rate != usual.rate else ""]
+        if decay != usual.weight_decay:
+            parts.append(f"weight decay {decay:g}" if decay else "no weight decay")
+        return self._replace(why="; ".join(filter(None, parts)))
 
 
 class Weights(Tabular, list[Weight]):
@@ -37,6 +49,19 @@ class Weights(Tabular, list[Weight]):
         """The same, with statistics that batches move."""
         why = "a running statistic, moved by each batch"
         return Weights(w._replace(why=why) if w.name in names else w for w in self)
+
+    def updated(self, optimizer: Optimizer) -> "Weights":
+        """The same, with the rate and the decay of those that are not updated as the others."""
+        usual = Setting(1.0, getattr(optimizer, "weight_decay", 0.0))
+        found = Weights(w.updated(optimizer.setting(w.name), usual) for w in self)
+        if isinstance(optimizer, AdamW) and optimizer.no_decay is not None:
+            vectors = (w for w in self if w.trained and len(w.shape) == 1)
+            if decay := [w.name for w in vectors if optimizer.setting(w.name).weight_decay]:
+                warn(
+                    f"artifacts: {spelled('no_decay', optimizer.no_decay)}: vectors that decay: "
+                    f"{listed(decay, len(decay))}; name them, too, if they are biases or norms"
+                )
+        return found
 
     def summary(self) -> str:
         """How many are trained."""

@@ -163,6 +163,7 @@ def spelled(option: str, values: str | Sequence[str] | None = None) -> str:
     if not _is_typed():
         return f"{option}=" + ("" if values is None else repr(values))
     words = [values] if isinstance(values, str) else values or ()
+    option = option.replace("_", "-")
     text = " ".join(f"--{option} {shlex.quote(word)}" for word in words) or f"--{option}"
     if len(text) > _TYPED:  # the error of a command would be cut in the middle of a name
         text = f"--{option} for each of {len(words)} names, which the same call in Python lists"

@@ -91,7 +91,10 @@ _OF_TEXTS = ("max_length", "pack", "whole", "eos")
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Raise GraphgenError for an option that would do nothing."""
+    """Raise GraphgenError for a schedule that is none, and an option that would do nothing."""
+    from graphgen.train.schedule import parsed
+
+    parsed(options.schedule)
     defaults = {action.dest: action.default for action in options.actions}
     given = [name for name in defaults if getattr(options, name) != defaults[name]]
     others = [name for name in given if name not in _TRIES]
@@ -132,11 +135,16 @@ def _read(options: argparse.Namespace, trainer: "gg.Trainer", *, shown: bool) ->
     return data, held_out
 
 
+_CURVES = (
+    "after the warm-up: cosine (the default, down to 0), linear, polynomial, constant, "
+    "inverse_sqrt, noam or warmup_stable_decay; options as in cosine:cycles=3,final=1e-5"
+)
+
+
 def add_options(add: Callable[..., Any]) -> None:
     """Add the options of `train`."""
     data = "FILE.npz (arrays, samples first), .jsonl, .csv, .tsv, .parquet, .arrow, "
     data += "a folder of datasets"
-    curves = ("noam", "linear", "cosine", "constant", "inverse_sqrt")
     add("directory", type=Path, metavar="DIR", help="what `graphgen artifacts` wrote")
     add("--data", required=True, help=f"{data} or module:function (which returns batches)")
     add(
@@ -152,9 +160,7 @@ def add_options(add: Callable[..., Any]) -> None:
     add("--by-length", help="make batches of samples of similar length", **FLAG)
     add("--pad", help="pad shorter lists with 0, labels with -100", **FLAG)
     add("--steps", help="updates in all (once through the data)", **N)
-    add(
-        "--schedule", default="cosine", choices=curves, help="after the warm-up (cosine, down to 0)"
-    )
+    add("--schedule", default="cosine", metavar="NAME[:OPTION=VALUE,...]", help=_CURVES)
     add("--lr", type=float, help="the highest learning rate (0.0003); noam has none")
     picture = "only try rates from 1e-7 to 1 in 100 steps: draw the losses, and suggest a --lr"
     add("--find-rate", type=written, metavar="FILE.png", help=picture)

@@ -7,12 +7,22 @@ one, k = t - 1: the first update of a warm-up has the rate 0, and the last one i
 import math
 from collections.abc import Callable
 from functools import partial
+from inspect import signature
 from typing import Any, TypeAlias
 
 from graphgen.arguments import checked
 from graphgen.errors import GraphgenError, positive, user_line
 
-__all__ = ["Schedule", "constant", "cosine", "inverse_sqrt", "linear", "noam", "polynomial"]
+__all__ = [
+    "Schedule",
+    "constant",
+    "cosine",
+    "inverse_sqrt",
+    "linear",
+    "noam",
+    "polynomial",
+    "warmup_stable_decay",
+]
 
 Schedule: TypeAlias = Callable[[int], float]
 
@@ -133,6 +143,33 @@ def inverse_sqrt(rate: float, *, warmup: int) -> Schedule:
 
 
 @checked
+def warmup_stable_decay(
+    rate: float, *, warmup: int, steps: int, decay: int, final: float = 0.0
+) -> Schedule:
+    """From `final` straight to rate at `warmup`, then rate, and down in the last `decay` steps.
+
+    The fall to `final` is half a cosine, as `cosine`'s (MiniCPM, arXiv 2404.06395).
+    """
+    _check_rate("warmup_stable_decay", rate, final)
+    _check("warmup_stable_decay", warmup, steps)
+    if not 1 <= decay <= steps - warmup:
+        raise GraphgenError(
+            f"warmup_stable_decay(warmup={warmup}, steps={steps}, decay={decay}): decay must be at "
+            f"least 1 and at most steps - warmup{user_line()}"
+        )
+    fall = cosine(rate, warmup=0, steps=decay, final=final)
+
+    def schedule(step: int) -> float:
+        k = step - 1
+        if k < warmup:
+            return final + (rate - final) * k / warmup
+        return fall(step - steps + decay) if k > steps - decay else rate
+
+    how = {"warmup": warmup, "steps": steps, "decay": decay, "final": float(final)}
+    return _Named(schedule, warmup_stable_decay, float(rate), **how)
+
+
+@checked
 def noam(features: int, *, warmup: int) -> Schedule:
     """η(t) = features^-½ · min(t^-½, t · warmup^-1.5) (arXiv 1706.03762, equation 3)."""
     if features < 1 or warmup < 1:
@@ -149,26 +186,54 @@ def noam(features: int, *, warmup: int) -> Schedule:
 def named(
     name: str, *, rate: float | None, warmup: int, steps: int | None, features: int | None
 ) -> Schedule:
-    """noam of `features`; linear or cosine over `steps`, inverse_sqrt or constant, at `rate`.
+    """The schedule of a text, such as "cosine" or "cosine:cycles=3,final=1e-5".
 
-    The rate is 0.0003 if it is None.
+    noam has `features`; the others `rate`, 0.0003 if it is None, and `steps` if they end.
     """
-    match name:
-        case "noam" if features is not None and rate is None:
-            return noam(features, warmup=warmup)
-        case "constant" if features is None:
-            return constant(3e-4 if rate is None else rate, warmup=warmup)
-        case "inverse_sqrt" if features is None:
-            return inverse_sqrt(3e-4 if rate is None else rate, warmup=warmup)
-        case "linear" | "cosine" if features is None and steps is not None:
-            make = linear if name == "linear" else cosine
-            return make(3e-4 if rate is None else rate, warmup=warmup, steps=steps)
-    raise GraphgenError(
-        f"schedule {name} with rate {rate}, steps {steps}, features {features}: noam takes features"
-        " and no rate; constant and inverse_sqrt take a rate; linear and cosine take a rate and "
-        "the number of steps"
-        f"{user_line()}"
-    )
+    make, options = parsed(name)
+    wanted = signature(make).parameters
+    usual: dict[str, Any] = {"warmup": warmup, "steps": steps, "features": features}
+    usual["rate"] = 3e-4 if rate is None and "rate" in wanted else rate
+    useless = [n for n in ("rate", "features") if n not in wanted and usual[n] is not None]
+    missing = [n for n in usual if n in wanted and usual[n] is None]
+    if useless or missing:
+        what, one = ("takes no", useless[0]) if useless else ("needs", missing[0])
+        raise GraphgenError(f"schedule {name} {what} {one}{user_line()}")
+    given = [usual[n] for n in ("rate", "features") if n in wanted]
+    return make(*given, **{n: usual[n] for n in ("warmup", "steps") if n in wanted}, **options)
+
+
+def parsed(text: str) -> tuple[Callable[..., Schedule], dict[str, float]]:
+    """`cosine` and {"cycles": 3} of "cosine:cycles=3"."""
+    name, _, rest = text.partition(":")
+    makes = {make.__name__: make for make in _MAKES}
+    if name not in makes:
+        raise GraphgenError(f"schedule {name!r}: choose {', '.join(makes)}{user_line()}")
+    known = [n for n in signature(makes[name]).parameters if n not in _USUAL]
+    found: dict[str, float] = {}
+    for part in filter(None, rest.split(",")):
+        option, _, value = part.partition("=")
+        try:
+            if option not in known or option in found:
+                raise ValueError(option)
+            found[option] = (float if option in ("final", "power") else int)(value)
+        except ValueError:
+            takes = ", ".join(f"{one}=X" for one in known) or "no options"
+            problem = f"{part!r} does not fit: {name} takes {takes}{user_line()}"
+            raise GraphgenError(f"schedule {text!r}: {problem}") from None
+    return makes[name], found
+
+
+_USUAL = ("rate", "warmup", "steps", "features")
+_MAKES: tuple[Callable[..., Schedule], ...] = (
+    cosine,
+    linear,
+    polynomial,
+    warmup_stable_decay,
+    constant,
+    inverse_sqrt,
+    noam,
+)
 
 
 def _check_rate(name: str, rate: float, final: float = 0.0) -> None:

@@ -339,6 +339,14 @@ def test_one_of_two_outputs_is_trained(tmp_path):
     assert gg.Trainer(tmp_path / "art", threads=1).fit([batch], progress=False)[0]["loss"] > 0
 
 
+def test_the_table_tells_rates_and_decay_and_vectors_that_decay_are_named(tmp_path):
+    """Norms are called as their maker likes: "bias|norm" left out those of a BERT, silently."""
+    own = AdamW(0.1, no_decay="weight", groups=(Group("bias", rate=0.5),))
+    with pytest.warns(UserWarning, match="no_decay='weight': vectors that decay: bias; name them"):
+        table = artifacts(linear(), tmp_path / "art", loss="mse", optimizer=own, profile="stock")
+    assert {w.name: w.why for w in table} == {"weight": "no weight decay", "bias": "rate × 0.5"}
+
+
 def integer_model():
     model = linear()
     offset = ir.Value(name="offset", const_value=ir.tensor(np.ones(2, np.int64), name="offset"))

@@ -19,6 +19,10 @@ SCHEDULES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "cosine": ({}, {}),
     "cosine_with_restarts": ({"cycles": 3}, {"num_cycles": 3}),
     "polynomial": ({"final": 1e-4, "power": 2.0}, {"lr_end": 1e-4, "power": 2.0}),
+    "warmup_stable_decay": (
+        {"decay": 20, "final": 1e-3},
+        {"num_decay_steps": 20, "min_lr_ratio": 0.1},
+    ),
     "constant_with_warmup": ({}, {}),
     "inverse_sqrt": ({}, {}),
 }
@@ -32,7 +36,8 @@ def test_rates_are_those_of_transformers(name: str, warmup: int) -> None:
     sized = own not in ("constant", "inverse_sqrt")
     if (sized and warmup > STEPS) or (own == "inverse_sqrt" and not warmup):
         with pytest.raises(gg.GraphgenError, match="warmup must be at least"):
-            getattr(gg.schedule, own)(RATE, warmup=warmup, **({"steps": STEPS} if sized else {}))
+            given = ours | ({"steps": STEPS} if sized else {})
+            getattr(gg.schedule, own)(RATE, warmup=warmup, **given)
         return
     schedule = getattr(gg.schedule, own)(
         RATE, warmup=warmup, **ours, **({"steps": STEPS} if sized else {})
@@ -164,3 +169,27 @@ def test_updates_are_torchs(case: str, tmp_path: Path) -> None:
         with torch.no_grad():
             wanted = average(torch.tensor(data[0]["ids"])).numpy()
         np.testing.assert_allclose(session(ids=data[0]["ids"])[0], wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "task"),
+    [
+        ("bert", "fill-mask"),
+        ("gpt2", "text-generation"),
+        ("t5", "text2text-generation"),
+    ],
+)
+def test_what_decays_is_what_decays_in_trainer(kind: str, task: str, tmp_path: Path) -> None:
+    """Of a folder, by the pattern that docs/training.md gives for it."""
+    folder = Path(__file__).parents[1] / f"fixtures/{kind}_checkpoint"
+    auto = {"bert": "MaskedLM", "gpt2": "CausalLM", "t5": "Seq2SeqLM"}[kind]
+    model = getattr(transformers, f"AutoModelFor{auto}").from_pretrained(folder)
+    theirs = transformers.Trainer.get_decay_parameter_names(None, model)
+    sizes = {name: p.numel() for name, p in model.named_parameters()}
+    gg.build_folder(folder, tmp_path / "built", task=task)
+    optimizer = gg.AdamW(0.1, no_decay="bias|norm|after|relative")
+    graph = "" if kind == "t5" else "onnx/model.onnx"
+    options: dict[str, Any] = {"optimizer": optimizer, "profile": "stock"}
+    table = gg.artifacts(tmp_path / "built" / graph, tmp_path / "art", **options)
+    decay = [w for w in table if w.trained and optimizer.setting(w.name).weight_decay]
+    assert sum(np.prod(w.shape) for w in decay) == sum(sizes.get(n, 0) for n in theirs)

@@ -837,10 +837,21 @@ def test_schedules():
     assert schedule.named("constant", **sizes)(2) == 1.0
     found = schedule.named("noam", rate=None, warmup=4000, steps=None, features=512)
     assert found(9) == noam(9)
-    for wrong in ({"steps": None}, {"features": 8}, {"rate": None, "features": None}):
-        name = "cosine" if "steps" in wrong else "constant" if "rate" not in wrong else "noam"
-        with pytest.raises(GraphgenError, match=f"schedule {name} with rate"):
+    for name, wrong, told in (
+        ("cosine", {"steps": None}, "schedule cosine needs steps"),
+        ("constant", {"features": 8}, "schedule constant takes no features"),
+        ("noam", {"features": 8}, "schedule noam takes no rate"),
+        ("noam", {"rate": None}, "schedule noam needs features"),
+        ("plateau", {}, "schedule 'plateau': choose cosine, linear, polynomial"),
+        ("cosine:cycle=3", {}, "'cycle=3' does not fit: cosine takes final=X, cycles=X"),
+        ("cosine:cycles=2,cycles=3", {}, "'cycles=3' does not fit"),
+        ("linear:final=1", {}, "linear takes no options"),
+        ("polynomial:power=x", {}, "'power=x' does not fit"),
+    ):
+        with pytest.raises(GraphgenError, match=told):
             schedule.named(name, **{**sizes, **wrong})
+    found = schedule.named("cosine:cycles=2,final=1", **sizes)
+    assert repr(found) == "cosine(2.0, warmup=2, steps=10, final=1.0, cycles=2)"
     for make in (schedule.linear, schedule.cosine, schedule.polynomial):
         with pytest.raises(GraphgenError, match="below steps"):
             make(1.0, warmup=5, steps=5)
@@ -858,16 +869,23 @@ def test_schedules_of_several_cycles_powers_and_roots():
     assert [straight(t) for t in range(1, 13)] == [linear(t) for t in range(1, 13)]
     root = schedule.inverse_sqrt(2.0, warmup=4)
     assert [root(t) for t in (1, 2, 5, 17)] == [0.0, 0.5, 2.0, 1.0]
+    late = schedule.warmup_stable_decay(2.0, warmup=2, steps=10, decay=4, final=1.0)
+    rates = [late(t) for t in (1, 2, 3, 7, 9, 11, 12)]
+    assert rates == pytest.approx([1, 1.5, 2, 2, 1.5, 1, 1])
     own = {"rate": 2.0, "warmup": 4, "steps": 9, "features": None}
     assert schedule.named("inverse_sqrt", **own)(17) == 1.0
     assert repr(again).endswith("steps=10, final=1.0, cycles=2)")
-    for one in (again, power, root, schedule.noam(8, warmup=3), schedule.constant(1)):
+    for one in (again, power, root, late, schedule.noam(8, warmup=3), schedule.constant(1)):
         for copied in (pickle.loads(pickle.dumps(one)), copy.deepcopy(one)):
             assert repr(copied) == repr(one) and copied(5) == one(5)
     for make, told in (
         (lambda: schedule.inverse_sqrt(1.0, warmup=0), "warmup must be at least 1"),
         (lambda: schedule.polynomial(1.0, warmup=0, steps=2, power=0.0), "power must be positive"),
         (lambda: schedule.cosine(1.0, warmup=0, steps=2, cycles=0), "cycles is 0"),
+        (
+            lambda: schedule.warmup_stable_decay(1.0, warmup=1, steps=2, decay=2),
+            "decay must be at least 1 and at most steps - warmup",
+        ),
         (lambda: schedule.cosine(1.0, warmup=0, steps=2, final=-1.0), r"cosine\(final=-1.0\)"),
     ):
         with pytest.raises(GraphgenError, match=told):
