@@ -328,7 +328,7 @@ def _foreign(out: Path) -> str:
     for path in out.rglob("*"):
         name = path.relative_to(out)
         known = path.suffix in (".onnx", ".onnx_data", ".json") or path.is_dir()
-        if not known and name.as_posix() not in COPIED and not name.match(_TEMPLATES):
+        if not known and name.as_posix() not in COPIED and not any(map(name.match, _PATTERNS)):
             return f"it holds {name}"
     return "" if not any(out.iterdir()) or any(out.rglob("*.onnx")) else "it holds no graph"
 

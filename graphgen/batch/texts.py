@@ -12,6 +12,7 @@ from graphgen.models.published.chat import Template
 from graphgen.models.published.conversation import CHAT, nested
 from graphgen.models.published.folder import settings
 from graphgen.models.published.sentence import default_prompt
+from graphgen.models.published.static import STATIC
 from graphgen.models.published.tokenizer import encoded, tokenizer
 from graphgen.operands import Array
 
@@ -46,7 +47,10 @@ class Texts:
         read = settings(folder, "tokenizer_config.json").get("model_input_names")
         self.typed = not isinstance(read, list) or INPUTS[2] in read
         self.prompt = default_prompt(folder)
-        self.vocabulary = settings(folder, "config.json").get("vocab_size", 1 << 31)
+        config = settings(folder, "config.json")
+        self.vocabulary = config.get("vocab_size", 1 << 31)
+        self.static, self.truncate = config.get("model_type") == STATIC, truncate
+        self.characters = config.get("max_characters") if self.static else None
 
     def look(self, row: dict[str, Any], where: str) -> Text:
         """The tokens of a row. Raises GraphgenError if it has none or too many."""
@@ -62,7 +66,8 @@ class Texts:
                 {n: row[n] for n in CHAT if row.get(n) not in (None, "")}, where
             )
         if ids is None and self.tokenizer is not None and right:
-            found = encoded(where, self.tokenizer, self.prompt + texts[0], *texts[1:])
+            texts[0] = self._cut(self.prompt + texts[0], where)
+            found = encoded(where, self.tokenizer, *texts)
             ids, types = found.ids, found.type_ids if self.typed else None
         if not isinstance(ids, list) or not all(type(i) is int and i in known for i in ids):
             no = "" if self.tokenizer else f"; {self.folder} has no tokenizer.json for `text`"
@@ -70,12 +75,23 @@ class Texts:
                 f"{where} has neither `text`, a string, nor `ids`, a list of numbers from 0 to "
                 f"{self.vocabulary - 1}{no}"
             )
-        if not 0 < len(ids) <= (self.limit or len(ids)):
+        if not (self.static or ids) or len(ids) > (self.limit or len(ids)):
             raise GraphgenError(
                 f"{where} has {len(ids)} tokens; it must have 1 to {self.limit or 'any number'}: "
                 "--truncate cuts texts that are too long"
             )
         return Text(ids, types or [0] * len(ids))
+
+    def _cut(self, text: str, where: str) -> str:
+        """A text as model2vec reads it, which first cuts it to so many characters."""
+        if self.characters is None or len(text) <= self.characters:
+            return text
+        if self.truncate:
+            return text[: self.characters]
+        raise GraphgenError(
+            f"{where} has {len(text):,} characters, of which model2vec reads the first "
+            f"{self.characters:,}: --truncate cuts them"
+        )
 
     @cached_property
     def _chat(self) -> tuple[Template, Any]:
@@ -99,7 +115,7 @@ class Texts:
 
     def feeds(self, texts: Sequence[Text]) -> dict[str, Array]:
         """Arrays (B, T), padded on the right; the mask is 0 there."""
-        shape = (len(texts), max(text.size for text in texts))
+        shape = (len(texts), max(1, *(text.size for text in texts)))
         ids, mask, types = (np.zeros(shape, np.int64) for _ in INPUTS)
         for row, text in enumerate(texts):
             ids[row, : text.size], types[row, : text.size] = text

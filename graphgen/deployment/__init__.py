@@ -12,6 +12,7 @@ from graphgen.deployment.sources import here, is_gguf
 from graphgen.export.folders import Layout
 from graphgen.export.precision import Precision
 from graphgen.models.published.gguf_tokenizer import folder_of
+from graphgen.models.published.static_folder import holds_table, static_folder
 from graphgen.quantize import Scheme
 from graphgen.quantize.sites import AccuracyLevel
 from graphgen.targets import TargetName
@@ -94,5 +95,7 @@ def build_folder(
     path = here(os.fspath(source))
     beside = None if like is None else here(os.fspath(like), weights=False)
     alone = beside is None and is_gguf(str(path))
-    with folder_of(path) if alone else nullcontext(beside or path) as folder:
+    static = not alone and beside is None and holds_table(path)
+    of = folder_of if alone else static_folder if static else nullcontext
+    with of(beside or path) as folder:
         return Building(options, path, Path(output), folder, like=like is not None).run()

@@ -54,6 +54,7 @@ from graphgen.quantize.experts import (
 )
 from graphgen.quantize.layers import rewritten, rules_of, settle, treat_experts
 from graphgen.quantize.sites import (
+    SMALL,
     AccuracyLevel,
     Site,
     product,
@@ -257,10 +258,10 @@ class Quantizing:
                 sites.append(site)
             elif site is not None:
                 others[node] = site
-        if all(site.table for site in sites) and not any(experts_of(model)):
+        if not sites and not any(experts_of(model)):
             raise GraphgenError(
-                f"{self.who}: the model has no MatMul or Gemm with a constant float32 matrix; give "
-                "a float32 model, as optimize returns it"
+                f"{self.who}: the model has no MatMul or Gemm with a constant float32 matrix, and "
+                f"no table of {SMALL} weights or more; give a float32 model, as optimize returns it"
             )
         return sites, others
 

@@ -28,7 +28,8 @@ AccuracyLevel: TypeAlias = Literal[0, 4]
 """Of MatMulNBits: 0 reads floats as they are, 4 rounds them to int8 in blocks: mostly faster."""
 
 _TINY = 1e-30  # instead of 0, the largest of a block of zeros
-_SMALL = 2048  # weights of a table below which there is nothing to gain
+SMALL = 2048
+"""The weights of a table below which there is nothing to gain."""
 _FLOAT = ir.DataType.FLOAT
 
 
@@ -140,8 +141,8 @@ def _table_at(node: ir.Node, tables: Collection[ir.Value]) -> Site | Refusal | N
     if node.attributes.get_int("axis", 0) != 0 or indices is None or constant(indices) is not None:
         return None
     size = 0 if weight.const_value is None else weight.const_value.size
-    if size < _SMALL:
-        return Refusal(f"the table has {size} weights; below {_SMALL} there is nothing to gain")
+    if size < SMALL:
+        return Refusal(f"the table has {size} weights; below {SMALL} there is nothing to gain")
     return Site(node, node, indices, weight, True, table=True, reads=[indices, weight])
 
 

@@ -34,6 +34,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     **{kind: encoder_fields(kind) for kind in ENCODERS if "," not in kind},
     "new": {**encoder_fields("gte"), "model_type": "new"},
     "whisper": WHISPER,
+    "model2vec": {"model_type": "model2vec", "vocab_size": 9, "hidden_size": 4},
 }
 
 

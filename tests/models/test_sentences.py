@@ -300,7 +300,7 @@ def test_a_normalize_of_something_else_is_refused(field: str, tmp_path: Path) ->
     ("listed", "told"),
     [
         ([("base.modules.router.Router", "")], "the modules Router are not supported: its q"),
-        ([("models.StaticEmbedding", "")], "the modules StaticEmbedding are not supported: i"),
+        ([("models.StaticEmbedding", ""), ("models.Pooling", "1")], "must list Transformer, Poo"),
         ([("models.Transformer", "0_Transformer"), ("models.Pooling", "1_Pooling")], "in this fo"),
         (
             [("models.Transformer", ""), ("models.Pooling", "1"), ("models.Normalize", "")],

@@ -122,6 +122,8 @@ def from_folder(
     except GraphgenError as error:
         mend = misfit_mend(config, task, chosen, [*family.tasks])
         raise GraphgenError(f"{error}{mend}") from error
+    if hasattr(module, "fill"):
+        module.fill(stored, str(folder))
     if method:
         remarks += as_floats(stored, method, config.where)
         kept = any({KEPT, STACKED} & tensor.meta.keys() for tensor in weights.values())

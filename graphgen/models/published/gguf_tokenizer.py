@@ -14,6 +14,7 @@ from graphgen.models.published.gguf import Gguf, open_gguf
 from graphgen.models.published.gguf_fields import pooling_of
 from graphgen.models.published.gguf_names import config_fields
 from graphgen.models.published.gguf_splits import NFC, PLAIN, SPLITS, WHOLE
+from graphgen.models.published.sentence_modules import entry
 
 _FIELD = "tokenizer.ggml."
 _UNKNOWN, _CONTROL, _OWN, _BYTE = 2, 3, 4, 6  # types
@@ -42,8 +43,7 @@ def folder_of(path: Path) -> Iterator[Path]:
 def _vectors_of(pooling: str) -> dict[str, Any]:
     """The files of a folder whose encoder's vectors are pooled and made of length 1."""
     paths = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
-    library = "sentence_transformers.models"
-    modules = [{"type": f"{library}.{kind}", "path": path} for kind, path in paths.items()]
+    modules = [entry(number, *of) for number, of in enumerate(paths.items())]
     return {"modules.json": modules, "1_Pooling/config.json": {"pooling_mode": pooling}}
 
 

@@ -9,7 +9,8 @@ from graphgen.models.published.weights import INDEX, SINGLE
 _NAME = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)(?:/([\w./-]+\.gguf))?(?:@([\w./-]+))?")
 
 _NOTES = ("*.json", "*.jinja", "*.txt", "*.model")
-_WEIGHTS = (SINGLE, "model-*-of-*.safetensors", INDEX, f"*_Dense/{SINGLE}")
+_OF_MODULES = [f"*_{kind}/{SINGLE}" for kind in ("Dense", "LayerNorm", "StaticEmbedding")]
+_WEIGHTS = (SINGLE, "model-*-of-*.safetensors", INDEX, *_OF_MODULES)
 _ASIDE = ("onnx/*", "openvino/*", "original/*", "*.onnx.json")
 """The same model for others, and as its authors trained it."""
 

@@ -15,7 +15,7 @@ from graphgen.models.published.config import Config
 from graphgen.models.published.family import Family
 from graphgen.models.published.folder import notes, settings
 from graphgen.models.published.poolings import POOLINGS
-from graphgen.models.published.sentence_modules import SPARSE, is_sparse, modules_of
+from graphgen.models.published.sentence_modules import SPARSE, is_sparse, is_static, modules_of
 from graphgen.models.published.stages import STAGES, SentenceVectors, SparseVectors, Stage
 from graphgen.models.published.tokenizer import tokenizer
 from graphgen.models.published.weights import read_weights
@@ -38,15 +38,18 @@ def sentence_head(
     entries = modules_of(folder)
     if not entries:
         return None
-    if entries[1][0] == SPARSE:
+    static = is_static(entries)
+    if not static and entries[1][0] == SPARSE:
         raise GraphgenError(
             f"{folder / 'modules.json'}: {SPARSE} reads the logits of tokens: give --task {_FILLS}"
         )
     _check_notes(folder, EMBEDS)
-    poolings = _poolings(folder, folder / entries[1][1] / "config.json", features)
+    poolings = ["mean"]
+    if not static:
+        poolings = _poolings(folder, folder / entries[1][1] / "config.json", features)
     size, weights = features * len(poolings), dict[str, ir.TensorProtocol]()
     stages = list[Stage]()
-    for kind, name in entries[2:]:
+    for kind, name in entries[1 if static else 2 :]:
         where, plain = folder / name, STAGES[kind].plain
         file = where / "config.json"
         fields = {} if plain and not present(file) else read_json(file)  # older ones have none

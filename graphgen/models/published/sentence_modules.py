@@ -1,6 +1,8 @@
 """modules.json, in which sentence-transformers lists the parts of a model."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from graphgen.errors import GraphgenError
 from graphgen.files import present, read_json
@@ -10,9 +12,11 @@ MODULES = ("Transformer", "Pooling", *STAGES)
 SPARSE = "SpladePooling"
 """What follows the logits of tokens instead of a pooling."""
 
+TABLE = "StaticEmbedding"
+"""What may stand alone instead of a Transformer and a Pooling."""
+
 _ROUTED = "its queries and documents are read by different parts, which a graph cannot tell apart"
 _OTHERS = {
-    "StaticEmbedding": "its texts have no special tokens, which readers of tokenizer.json add",
     "Router": _ROUTED,
     "Asym": _ROUTED,
     "MultiVectorMask": "which of its vectors count depends on whether a text is a query",
@@ -42,25 +46,35 @@ def modules_of(folder: Path) -> list[tuple[str, str]]:
             "choose another checkpoint"
         )
     kinds = [kind.replace("MLMTransformer", "Transformer") for kind, _ in entries]
+    static = is_static(entries)
     sparse = kinds == [MODULES[0], SPARSE]
-    unknown = sorted({*kinds} - {*MODULES})
+    unknown = sorted({*kinds[static:]} - {*MODULES})
     if unknown and not sparse:
         reasons = "".join(f": {_OTHERS[kind]}" for kind in unknown if kind in _OTHERS)
         raise GraphgenError(
             f"{path}: the modules {', '.join(unknown)} are not supported{reasons}; supported are "
-            f"{', '.join(MODULES)}, and {SPARSE} alone behind a Transformer: remove those, or "
-            "choose another checkpoint"
+            f"{', '.join(MODULES)}, {TABLE} as the first, and {SPARSE} alone behind a Transformer: "
+            "remove those, or choose another checkpoint"
         )
-    fits = kinds[:2] == [*MODULES[:2]] and {*kinds[2:]} <= {*STAGES}
-    if not (fits or sparse) or entries[0][1]:
+    begin = 1 if static else 2
+    fits = (static or kinds[:2] == [*MODULES[:2]]) and {*kinds[begin:]} <= {*STAGES}
+    if not (fits or sparse) or (entries[0][1] and not static):
         raise GraphgenError(
             f"{path} lists {', '.join(kinds)}; it must list Transformer, Pooling and then any of "
             f"{', '.join(STAGES)}, and the first in this folder"
         )
-    for _, name in entries[1:]:
-        if not name or Path(name).name != name:
+    if static and entries[0][1] == ".":  # as model2vec writes it
+        entries[0] = (TABLE, "")
+    for _, name in entries[1 if not entries[0][1] else 0 :]:
+        if not name or Path(name).name != name or name == "..":
             raise GraphgenError(f"{path}: {name!r} is not the name of a folder next to it")
     return entries
+
+
+def entry(number: int, kind: str, path: str) -> dict[str, Any]:
+    """What modules.json says of a module."""
+    kind = f"sentence_transformers.models.{kind}"
+    return {"idx": number, "name": str(number), "path": path, "type": kind}
 
 
 def is_sparse(folder: Path) -> bool:
@@ -72,4 +86,10 @@ def is_sparse(folder: Path) -> bool:
 
 def stage_folders(folder: Path) -> list[str]:
     """The folders of what follows the pooling in modules.json, which `sentence_head` has read."""
-    return [str(entry["path"]) for entry in read_json(folder / "modules.json", list)[2:]]
+    entries = modules_of(folder)
+    return [name for _, name in entries[1 if is_static(entries) else 2 :]]
+
+
+def is_static(entries: Sequence[tuple[str, str]]) -> bool:
+    """Whether modules begin with a table of tokens' vectors."""
+    return bool(entries) and entries[0][0] == TABLE
