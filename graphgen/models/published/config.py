@@ -175,9 +175,8 @@ class Config:
 
     def refuse(self, name: str, value: Any, wanted: str) -> NoReturn:
         """Raise the error for a field that is not what it must be."""
-        raise GraphgenError(
-            f"{self.where}: {self.model_type}: {name} is {value!r:.100}; it must be {wanted}"
-        )
+        whose = f"{self.model_type}: " * bool(self.model_type)  # a part may be no model
+        raise GraphgenError(f"{self.where}: {whose}{name} is {value!r:.100}; it must be {wanted}")
 
     def finish(self) -> None:
         """Raise an error that names every field that changes the computation and was not taken."""
@@ -194,6 +193,6 @@ class Config:
         ]
         if left:
             raise GraphgenError(
-                f"{self.where}: {self.model_type} does not have these fields: {'; '.join(left)}; "
-                "they may change the computation: remove them if they do not"
+                f"{self.where}: {self.model_type or 'it'} does not have these fields: "
+                f"{'; '.join(left)}; they may change the computation: remove them if they do not"
             )

@@ -47,7 +47,7 @@ def form_of(config: Config) -> Form | None:
         return None
     both = name == FIELDS[0] and config.given(name) == config.given(FIELDS[-1])
     name = config.named(*FIELDS[:3:2]) if both else name  # MLX writes both
-    own = config.part(name, name)
+    own = config.part(name, "")
     method = own.take("quant_method", str, "mlx" if both or name == FIELDS[-1] else None)
     if method == "mxfp4" and config.model_type == "gpt_oss":  # its names say which
         own.raw("modules_to_not_convert")
