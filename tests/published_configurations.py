@@ -24,6 +24,11 @@ _EXPERTS = ("num_experts", "num_local_experts")
 _PER_LAYER = ("layer_types", "no_rope_layers", "attention_layers")
 _OF_HEADS = ("head_dim", "d_kv", "attention_head_size")
 _PER_HEAD = 16
+_LATENT = {"kv_lora_rank": 24, "q_lora_rank": 20, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8} | {
+    "v_head_dim": 16,
+    "n_routed_experts": 16,
+    "first_k_dense_replace": 1,
+}
 
 
 def small(fields: dict[str, Any]) -> dict[str, Any]:
@@ -39,7 +44,7 @@ def small(fields: dict[str, Any]) -> dict[str, Any]:
     sizes = dict.fromkeys(_HEADS, count) | dict.fromkeys(_OF_HEADS, _PER_HEAD)
     sizes |= dict.fromkeys(_GROUPS, count if groups == heads else shared)
     sizes |= {name: 4 * found[width] if found.get(name) == 4 * before else 72 for name in _INNER}
-    sizes |= {"rotary_dim": 8, "vocab_size": VOCABULARY}
+    sizes |= _LATENT | {"rotary_dim": 8, "vocab_size": VOCABULARY}
     sizes |= {"decoder_vocab_size": VOCABULARY, "pooler_hidden_size": found[width]}
     for name in ("embedding_size", "emb_size", "word_embed_proj_dim"):
         sizes[name] = found[width] if found.get(name) == before else 20

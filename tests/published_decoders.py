@@ -27,6 +27,25 @@ _BASE: dict[str, Any] = {
 }
 _OLD = {name: value for name, value in _BASE.items() if name != "num_key_value_heads"}
 _MOE = {**_BASE, "num_experts": 6, "moe_intermediate_size": 24}
+_LATENT = {
+    **_OLD,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 12,
+    "q_lora_rank": 20,
+    "qk_rope_head_dim": 4,
+} | {
+    "qk_nope_head_dim": 6,
+    "v_head_dim": 10,
+    "n_routed_experts": 6,
+    "moe_intermediate_size": 24,
+    "num_experts_per_tok": 2,
+}
+_STRETCHED = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16} | {
+    "rope_theta": 1e4,
+    "beta_fast": 32,
+    "mscale": 0.707,
+    "mscale_all_dim": 0.9,
+}
 _NEOX = {**_OLD, "model_type": "gpt_neox"}
 _BLOOM = {"model_type": "bloom", "vocab_size": 40, "hidden_size": 32, "n_layer": 2} | {
     "pad_token_id": 0
@@ -140,6 +159,30 @@ DECODERS: dict[str, dict[str, Any]] = {
         "attention_bias": True,
         "use_qk_norm": False,
     },
+    "deepseek_v2": {**_LATENT, "first_k_dense_replace": 1, "rope_parameters": _STRETCHED}
+    | {"routed_scaling_factor": 1.5},
+    "deepseek_v2, groups": {
+        "topk_method": "group_limited_greedy",
+        "n_group": 3,
+        "topk_group": 2,
+        "q_lora_rank": None,
+        "n_shared_experts": 1,
+        "attention_bias": True,
+        "mlp_bias": True,
+    },
+    "deepseek_v3": {**_LATENT, "n_group": 3, "topk_group": 2, "first_k_dense_replace": 1}
+    | {"rope_parameters": _STRETCHED},
+    "deepseek_v3, odd": {
+        "q_lora_rank": None,
+        "n_group": 1,
+        "topk_group": 1,
+        "norm_topk_prob": False,
+        "rope_interleave": False,
+        "attention_bias": True,
+        "rope_parameters": None,
+        "tie_word_embeddings": True,
+    },
+    "glm4_moe_lite": {**_LATENT, "mlp_layer_types": ["sparse", "dense"]},
     "dots1": {**_MOE, "n_routed_experts": 6, "num_experts_per_tok": 3, "num_experts": None}
     | {"n_shared_experts": 1, "sliding_window": 4, "max_window_layers": 1},
     "dots1, odd": {"norm_topk_prob": True, "first_k_dense_replace": 1, "sliding_window": None}
@@ -263,6 +306,9 @@ DECODERS: dict[str, dict[str, Any]] = {
 }
 """The first of a model type is whole; the others are named after it, and differ in these fields."""
 
+WRITTEN = ("gpt_oss", "ernie4_5_moe", "deepseek_v2")
+"""Those with a softmax that no kernel is for."""
+
 
 def fields(which: str) -> dict[str, Any]:
     """The fields of a configuration, of config.json."""
@@ -272,8 +318,9 @@ def fields(which: str) -> dict[str, Any]:
 
 
 _NULLS = (
-    "attn_logit_softcapping final_logit_softcapping sliding_window sliding_window_pattern".split()
-)
+    "attn_logit_softcapping final_logit_softcapping sliding_window sliding_window_pattern "
+    "q_lora_rank"
+).split()
 
 
 def weight(name: str, shape: tuple[int, ...]) -> np.ndarray:

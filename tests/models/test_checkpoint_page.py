@@ -33,6 +33,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     **{kind: vision_fields(kind) for kind in (*VISION, *ONE)},
     **{kind: encoder_fields(kind) for kind in ENCODERS if "," not in kind},
     "new": {**encoder_fields("gte"), "model_type": "new"},
+    "kimi_k2": {**decoder_fields("deepseek_v3"), "model_type": "kimi_k2"},
     "whisper": WHISPER,
     "model2vec": {"model_type": "model2vec", "vocab_size": 9, "hidden_size": 4},
 }

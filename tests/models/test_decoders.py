@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from published_decoders import DECODERS, LENGTH, RESULTS, checkpoint, ids, mask
+from published_decoders import DECODERS, LENGTH, RESULTS, WRITTEN, checkpoint, ids, mask
 from small_models import relative_rms, run_plain
 
 import graphgen as gg
@@ -17,9 +17,9 @@ from graphgen.models.published import from_folder
 def test_numbers_of_transformers(which: str, tmp_path: Path) -> None:
     model = gg.optimize(from_folder(checkpoint(tmp_path, which)).model).model
     operators = [node.op_type for node in model.graph]
-    # The kernel for a softcap on the CPU is slower than its body, sinks have none, and ERNIE's
+    # The kernel for a softcap on the CPU is slower than its body, sinks have none, and some
     # experts are chosen by a softmax.
-    written = which == "gemma2" or which.startswith(("gpt_oss", "ernie4_5_moe"))
+    written = which == "gemma2" or which.startswith(WRITTEN)
     assert operators.count("Softmax") == 0 or written
     tokens, kept = ids(), mask()
     positions = np.maximum(kept.cumsum(1) - 1, 0)

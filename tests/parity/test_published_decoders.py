@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from published_decoders import DECODERS, fields, weight
+from published_decoders import DECODERS, WRITTEN, fields, weight
 from random_checkpoints import write_weights
 
 import graphgen as gg
@@ -76,9 +76,9 @@ def logits_in_parts(
 def test_logits_and_attentions(which: str, tmp_path: Path) -> None:
     module = save(which, tmp_path)
     best = gg.optimize(from_folder(tmp_path).model)
-    # The kernel for a softcap on the CPU is slower than its body, sinks have none, and ERNIE's
+    # The kernel for a softcap on the CPU is slower than its body, sinks have none, and some
     # experts are chosen by a softmax.
-    written = which == "gemma2" or which.startswith(("gpt_oss", "ernie4_5_moe"))
+    written = which == "gemma2" or which.startswith(WRITTEN)
     assert written or not [n.op_type for n in best.model.graph if n.op_type == "Softmax"]
     run = session(best, tmp_path)
     written = session(gg.optimize(from_folder(tmp_path, attentions=True).model), tmp_path)

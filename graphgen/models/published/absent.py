@@ -9,6 +9,9 @@ _ABSENT: dict[str, dict[str, Any]] = {
     "arcee": {"epsilon": 1e-5},
     "cohere": {"theta": 5e5, "tied": True},
     "cohere2": {"window": 4096, "tied": True},
+    "deepseek_v2": {"experts": (64, None), "shared": 2, "query_latent": 1536},
+    "deepseek_v3": {"experts": (256, 8), "groups": (8, 4), "dense": 3, "normalized": True}
+    | {"factor": 2.5, "query_latent": 1536},
     "dots1": {"kv_heads": 32},
     "ernie4_5": {"kv_heads": 2, "head_dim": 128, "epsilon": 1e-5, "theta": 5e5, "tied": True},
     "ernie4_5_moe": {"kv_heads": 4, "epsilon": 1e-5, "theta": 5e5, "tied": True},
@@ -19,7 +22,9 @@ _ABSENT: dict[str, dict[str, Any]] = {
     "gemma3_text": {"kv_heads": 4, "head_dim": 256, "window": 4096, "tied": True},
     "glm": {"kv_heads": 2, "head_dim": 128, "epsilon": 1.5625e-7, "partial": 0.5, "bias": True},
     "glm4": {"kv_heads": 2, "head_dim": 128, "epsilon": 1.5625e-7, "partial": 0.5, "bias": True},
-    "glm4_moe": {"kv_heads": 8, "epsilon": 1e-5, "partial": 0.5},
+    "glm4_moe_lite": {"experts": (64, 4), "epsilon": 1e-5, "normalized": True, "factor": 1.8}
+    | {"query_latent": 768, "plain": 192, "value_dim": 256},
+    "glm4_moe": {"kv_heads": 8, "epsilon": 1e-5, "partial": 0.5, "dense": 1, "normalized": True},
     "gpt_oss": {"kv_heads": 8, "head_dim": 64, "epsilon": 1e-5, "theta": 1.5e5, "bias": True},
     "helium": {"kv_heads": 20, "head_dim": 128, "epsilon": 1e-8, "theta": 1e5},
     "hunyuan_v1_dense": {"epsilon": 1e-5},
@@ -47,4 +52,5 @@ _ABSENT: dict[str, dict[str, Any]] = {
 
 def absent(config: Config, name: str, default: Any = None) -> Any:
     """What stands for a field that is absent."""
-    return _ABSENT.get(config.model_type, {}).get(name, default)
+    kind = "deepseek_v3" if config.model_type == "kimi_k2" else config.model_type
+    return _ABSENT.get(kind, {}).get(name, default)

@@ -117,10 +117,13 @@ def yarn(plain: Array, fields: dict[str, float], longest: int, theta: float) -> 
     keep = 1.0 - np.clip(ramp, 0.0, 1.0)
     changed: Any = plain / factor * (1 - keep) + plain * keep
 
-    def temperature(mscale: float) -> float:
-        return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1.0 else 1.0
-
-    default = temperature(1.0)
+    default = temperature(factor)
     if fields.get("mscale") and fields.get("mscale_all_dim"):
-        default = temperature(fields["mscale"]) / temperature(fields["mscale_all_dim"])
+        one, other = (temperature(factor, fields[n]) for n in ("mscale", "mscale_all_dim"))
+        default = one / other
     return changed.astype(np.float32), fields.get("attention_factor", default)
+
+
+def temperature(factor: float, mscale: float = 1.0) -> float:
+    """What scores of a text that is `factor` times as long are multiplied by, twice, in yarn."""
+    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1.0 else 1.0

@@ -16,32 +16,37 @@ from graphgen.models.published.specification import Sight, Specification
 def specification(
     config: Config,
     *,
-    attention: Mapping[str, Any] | None = None,
+    attention: Mapping[str, Any] | Callable[[int], nn.Attention] | None = None,
     sights: list[Sight] | None = None,
     **own: Any,
 ) -> Specification:
     """The decoder that the fields of Llama's classes describe, with terms of its own.
 
-    `attention` are further options of `nn.Attention`. Fields are not read where the family's own
-    terms replace what they say.
+    `attention` are further options of `nn.Attention`, or what makes another one for each layer.
+    Fields are not read where the family's own terms replace what they say.
     """
-    features, options = config.take("hidden_size", int), dict(attention or {})
+    given: dict[str, Any] = {
+        "vocabulary": config.take("vocab_size", int),
+        "features": config.take("hidden_size", int),
+        "layers": all_turned(config, windows(config)) if sights is None else sights,
+        "attention": attention if callable(attention) else _grouped(config, attention or {}),
+        "tied": config.take("tie_word_embeddings", bool, absent(config, "tied", False)),
+        "norm": own.get("norm") or rms_norm(config),
+        "feed_forward": own.get("feed_forward") or feed_forward(config),
+    }
+    return Specification(**given | own)
+
+
+def _grouped(config: Config, own: Mapping[str, Any]) -> Callable[[int], nn.Attention]:
+    """What makes the attention of each layer, with options of its own."""
+    features, options = config.take("hidden_size", int), dict(own)
     heads = config.take("num_attention_heads", int)
     options["num_heads"], options["head_dim"] = heads, head_dim(config)
     kv_heads = config.optional("num_key_value_heads", int, absent(config, "kv_heads"))
     options["kv_heads"] = kv_heads or heads
     if "bias" not in options:
         options["bias"] = config.take("attention_bias", bool, absent(config, "bias", False))
-    given: dict[str, Any] = {
-        "vocabulary": config.take("vocab_size", int),
-        "features": features,
-        "layers": all_turned(config, windows(config)) if sights is None else sights,
-        "attention": lambda number: nn.Attention(features, **options),
-        "tied": config.take("tie_word_embeddings", bool, absent(config, "tied", False)),
-        "norm": own.get("norm") or rms_norm(config),
-        "feed_forward": own.get("feed_forward") or feed_forward(config),
-    }
-    return Specification(**given | own)
+    return lambda number: nn.Attention(features, **options)
 
 
 def feed_forward(

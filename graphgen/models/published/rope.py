@@ -102,7 +102,7 @@ def _rotary(
         if not 0 < turned <= head_dim:
             config.refuse(names[1], part, "above 0 and at most 1")
     absent = {"llama": 1 << 11, "mistral": 1 << 17, "phi3": 1 << 12, "gemma2": 1 << 13}
-    absent |= {"gpt_oss": 1 << 17}
+    absent |= {"gpt_oss": 1 << 17, "deepseek_v2": 1 << 11, "deepseek_v3": 1 << 12}
     longest = config.take("max_position_embeddings", int, absent.get(config.model_type, 1 << 15))
     if kind not in list(FIELDS):
         config.refuse("rope_type", kind, f"one of {', '.join(FIELDS)}")

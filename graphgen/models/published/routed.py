@@ -1,11 +1,11 @@
 """Decoders that choose experts as DeepSeek-V3 does: GLM-4.5, dots.llm1, MiniMax-M2, ERNIE 4.5."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from graphgen import nn
 from graphgen.models.published.config import Config
+from graphgen.models.published.deepseek import GUESSING, NAMES, count, deepseek, gated, without
 from graphgen.models.published.experts import sizes_of, stacks
 from graphgen.models.published.named import (
     all_turned,
@@ -19,40 +19,9 @@ from graphgen.models.published.router import Routed, Router
 from graphgen.models.published.specification import Specification
 
 
-def deepseek(config: Config, **own: Any) -> Specification:
-    """Dense layers first; a scaled sum of experts, and some that all tokens use (GLM-4.5, dots)."""
-    features, hidden = config.take("hidden_size", int), config.take("moe_intermediate_size", int)
-    sizes = sizes_of(config, 128, 8, "n_routed_experts")
-    experts, k = sizes["experts"], sizes["k"]
-    groups = config.take("n_group", int, 1), config.take("topk_group", int, 1)
-    if experts % groups[0] or groups[1] > groups[0] or experts // groups[0] < 2:
-        config.refuse("n_group", groups[0], f"a divisor of {experts}, groups of two at least")
-    if k > experts // groups[0] * groups[1]:
-        config.refuse("topk_group", groups[1], f"enough for {k} experts")
-    dense = _count(config, "first_k_dense_replace", config.model_type == "glm4_moe")
-    shared = _count(config, "n_shared_experts", 1)
-    options: dict[str, Any] = {
-        "normalized": config.take("norm_topk_prob", bool, config.model_type == "glm4_moe"),
-        "factor": config.take("routed_scaling_factor", float, 1.0),
-    }
-    config.expect("scoring_func", "sigmoid")
-    config.expect("topk_method", "noaux_tc")
-    plain = feed_forward(config, bias=False)
-
-    def routed(number: int) -> nn.Module:
-        if number < dense:
-            return plain(number)
-        router = Router(features, experts, k, softmax=False, groups=groups)
-        beside = _gated(features, hidden * shared) if shared else None
-        return Routed(features, hidden, router, beside=beside, **options)
-
-    make: Callable[[int], Any] = routed
-    return specification(config, feed_forward=make, **own)
-
-
 def glm(config: Config) -> Specification:
     """GLM-4.5 (arXiv 2508.06471): half of each head is turned, and heads may be normalized."""
-    config.ignore("num_nextn_predict_layers", "num_mtp_layers")  # layers that guess further tokens
+    config.ignore(*GUESSING)
     norm = rms_norm(config) if config.take("use_qk_norm", bool, False) else None
     return deepseek(config, attention={"norm": norm, "output_bias": False})
 
@@ -100,11 +69,11 @@ def ernie(config: Config) -> Specification:
     hidden = config.take("moe_intermediate_size", int, 1536)
     bias = config.take("use_bias", bool, False)
     chosen = sizes_of(config, 64, 6, "moe_num_experts", "moe_k")
-    shared = _count(config, "moe_num_shared_experts", 2)
+    shared = count(config, "moe_num_shared_experts", 2)
     least = config.take("moe_norm_min", float, 1e-12)
     if not 0.0 <= least <= 1e-6:
         config.refuse("moe_norm_min", least, "at most 1e-6: no larger one is built")
-    first, last = _count(config, "moe_layer_start_index", 1), config.raw("moe_layer_end_index", -1)
+    first, last = count(config, "moe_layer_start_index", 1), config.raw("moe_layer_end_index", -1)
     every = config.take("moe_layer_interval", int, 1)
     if type(last) is not int or last < -1:
         config.refuse("moe_layer_end_index", last, "the number of a layer, or -1")
@@ -115,7 +84,7 @@ def ernie(config: Config) -> Specification:
         if (number + 1) % every or not first <= number <= last:
             return plain(number)
         router = Router(features, chosen["experts"], chosen["k"], softmax=True, groups=(1, 1))
-        beside = _gated(features, hidden * shared, bias) if shared else None
+        beside = gated(features, hidden * shared, bias) if shared else None
         return Routed(features, hidden, router, beside=beside)
 
     make: Callable[[int], Any] = routed
@@ -123,31 +92,9 @@ def ernie(config: Config) -> Specification:
     return specification(config, attention=attention, feed_forward=make, head_bias=bias)
 
 
-def _gated(features: int, hidden: int, bias: bool = False) -> nn.FeedForward:
-    return nn.FeedForward(features, hidden, activation="silu", gated=True, bias=bias)
-
-
-def _count(config: Config, name: str, default: int) -> int:
-    found = config.raw(name, default)
-    if type(found) not in (int, bool) or not 0 <= found < 1 << 16:
-        config.refuse(name, found, "an integer of at least 0")
-    return int(found)
-
-
-_STACKS = stacks("gate_proj", "up_proj", outer="down_proj")
-_NAMES: dict[str, Any] = {
-    "router": "gate",
-    "scores": "",
-    "correction": "e_score_correction_bias",
-    "beside": "shared_experts",
-    **_STACKS,
-}
-_GLM = family(glm, **_NAMES)
-
 FAMILIES = {
-    # What transformers leaves out, too: the layers that guess, behind those of the largest and Air.
-    "glm4_moe": replace(_GLM, unused=_GLM.unused + r"|model\.layers\.(46|92)\..*"),
-    "dots1": family(dots, **_NAMES),
+    "glm4_moe": without("46|92", family(glm, **NAMES)),  # of Air and the largest
+    "dots1": family(dots, **NAMES),
     "minimax_m2": family(
         minimax,
         feed_forward="block_sparse_moe",
@@ -158,7 +105,7 @@ FAMILIES = {
     ),
     "ernie4_5_moe": family(
         ernie,
-        **_NAMES
+        **NAMES
         | {"router": "", "scores": "gate"}
         | {"correction": "moe_statics.e_score_correction_bias"},
     ),

@@ -11,7 +11,8 @@ class Router(nn.Module):
     """Which k of E experts a row is for: those with the largest s + b, weighed by s.
 
     s is the sigmoid of linear scores, or their softmax. Experts may be in groups of neighbors, of
-    which only some count: those whose two largest s + b have the largest sums.
+    which only some count: those whose two largest s + b have the largest sums, or whose largest s
+    are the largest where there is no b.
 
     Args:
         features: D, the size of each row.
@@ -19,21 +20,31 @@ class Router(nn.Module):
         k: How many each row uses.
         softmax: Whether s is the softmax, over all experts.
         groups: The number of groups, and of those that count.
+        corrected: Whether there is a b.
     """
 
     def __init__(
-        self, features: int, experts: int, k: int, *, softmax: bool, groups: tuple[int, int]
+        self,
+        features: int,
+        experts: int,
+        k: int,
+        *,
+        softmax: bool,
+        groups: tuple[int, int],
+        corrected: bool = True,
     ):
-        self.k, self.softmax, self.groups = k, softmax, groups
+        self.experts, self.k, self.softmax, self.groups = experts, k, softmax, groups
         self.scores = nn.Linear(features, experts, bias=False)
         # ERNIE stores its softmax's with an axis of 1.
-        self.correction = Parameter((1, experts) if softmax else (experts,), initialize=zeros)
+        shape = (1, experts) if softmax else (experts,)
+        self.correction = Parameter(shape, initialize=zeros) if corrected else None
 
     def __call__(self, rows: Tensor) -> tuple[Tensor, Tensor]:  # (N, D)
         """Scores whose softmax weighs the chosen, (N, E), and Σ s over these, (N, 1)."""
         linear = self.scores(rows)
         s = ops.softmax(linear) if self.softmax else ops.sigmoid(linear)
-        chosen = _largest(self._counting(s + self.correction), self.k)
+        corrected = s if self.correction is None else s + self.correction
+        chosen = _largest(self._counting(corrected), self.k)
         log = linear if self.softmax else -ops.softplus(-linear)
         total = ops.reduce_sum(ops.where(chosen, s, 0.0), axis=1)
         return ops.where(chosen, log, lowest_of(log)), total
@@ -44,10 +55,10 @@ class Router(nn.Module):
         if used == groups:
             return y
         each = ops.reshape(y, [0, groups, -1])  # (N, groups, E / groups)
-        two, _ = ops.top_k(each, [2])
-        kept = _largest(ops.reduce_sum(two, axis=2, keepdims=False), used)
+        best, _ = ops.top_k(each, [1 if self.correction is None else 2])
+        kept = _largest(ops.reduce_sum(best, axis=2, keepdims=False), used)
         kept = ops.unsqueeze(kept, [2])
-        return ops.reshape(ops.where(kept, each, lowest_of(each)), [0, self.correction.shape[-1]])
+        return ops.reshape(ops.where(kept, each, lowest_of(each)), [0, self.experts])
 
 
 def _largest(y: Tensor, k: int) -> Tensor:
@@ -78,8 +89,7 @@ class Routed(Experts):
         factor: float = 1.0,
         beside: nn.Module | None = None,
     ):
-        experts = router.correction.shape[-1]
-        super().__init__(features, hidden, experts=experts, k=router.k, normalized=True)
+        super().__init__(features, hidden, experts=router.experts, k=router.k, normalized=True)
         self.router, self.summing, self.factor = router, not normalized, factor
         self.beside = beside
 
