@@ -1,7 +1,5 @@
 """What Whisper hears (arXiv 2212.04356, 2.2), and the tokens that its answer begins with."""
 
-import struct
-import wave
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from graphgen.errors import GraphgenError, near, user_line
-from graphgen.files import regular
 from graphgen.generation.config import fields_of_generation, read_fields
 from graphgen.generation.languages import token_of
+from graphgen.generation.sounds import samples
 from graphgen.generation.timestamps import Timestamps
 from graphgen.models.published.config import Config
 from graphgen.models.published.folder import preprocessor
@@ -107,36 +105,6 @@ def filters(bands: int, bins: int, rate: int) -> Array:
     low, middle, high = hertz[:-2], hertz[1:-1], hertz[2:]
     rising, falling = (given - low) / (middle - low), (high - given) / (high - middle)
     return np.asarray(np.maximum(0.0, np.minimum(rising, falling)) * 2.0 / (high - low))
-
-
-def samples(path: Path, rate: int) -> Array:
-    """The samples of a WAV file of one channel, between -1 and 1. Raises GraphgenError."""
-    try:
-        with wave.open(str(regular(path)), "rb") as file:
-            given, channels, width = file.getframerate(), file.getnchannels(), file.getsampwidth()
-            if width > 4:
-                raise wave.Error(f"samples of {8 * width} bits")
-            count = file.getnframes()
-            data = file.readframes(count)
-    except OSError as error:
-        raise GraphgenError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (wave.Error, EOFError, RuntimeError, ValueError, struct.error, MemoryError) as error:
-        reason = str(error) or "it ends too early"
-        raise GraphgenError(
-            f"{path} is not a WAV file of whole numbers: {reason}; convert it"
-        ) from error
-    if given != rate or channels != 1:
-        raise GraphgenError(
-            f"{path} has {channels} channel{'s' * (channels > 1)} at {given:,} Hz; the model hears "
-            f"one at {rate:,} Hz: convert it"
-        )
-    if len(data) != count * width:
-        raise GraphgenError(f"{path} ends after {len(data) // width} of {count} samples")
-    if width == 1:
-        return (np.frombuffer(data, np.uint8) - 128.0) / 128.0
-    whole = np.zeros((count, 4), np.uint8)  # the lowest bytes of a sample are 0
-    whole[:, 4 - width :] = np.frombuffer(data, np.uint8).reshape(count, width)
-    return np.asarray(whole.view("<i4")[:, 0] / 2.0**31)
 
 
 def listed_sounds(given: Any) -> list[Any]:

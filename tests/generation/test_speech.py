@@ -3,6 +3,7 @@
 import itertools
 import json
 import shutil
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,8 @@ from graphgen.errors import GraphgenError
 from graphgen.export.folders import write_folder
 from graphgen.generation import Generator
 from graphgen.generation.languages import token_of
-from graphgen.generation.speech import Ears, first_tokens, samples
+from graphgen.generation.sounds import resampled, samples
+from graphgen.generation.speech import Ears, first_tokens
 from graphgen.generation.timestamps import Timestamps
 from graphgen.models.published import FAMILIES, from_folder
 from graphgen.models.published.config import Config
@@ -203,6 +205,61 @@ def test_samples_of_each_width(width: int, tmp_path: Path) -> None:
     assert samples(path, RATE).tolist() == x.tolist()
 
 
+def wave(kind: int, bits: int, data: bytes, *, channels: int = 1, size: int = -1) -> bytes:
+    """A WAV file; samples of an extensible one are of `kind`."""
+    form = struct.pack("<HHIIHH", kind, channels, RATE, 0, 0, bits)
+    if kind > 7:
+        form = form.replace(form[:2], b"\xfe\xff", 1) + struct.pack(
+            "<HHIH14x", 22, bits, 0, kind - 8
+        )
+    size = len(data) if size < 0 else size
+    parts = b"LIST" + struct.pack("<I", 3) + b"abc\0fmt " + struct.pack("<I", len(form)) + form
+    return b"RIFF\0\0\0\0WAVE" + parts + b"data" + struct.pack("<I", size) + data
+
+
+@pytest.mark.parametrize(
+    ("kind", "bits", "data", "wanted"),
+    [
+        (3, 32, struct.pack("<2f", 0.5, -1.5), [0.5, -1.5]),
+        (3, 64, struct.pack("<2d", 0.5, 1 / 3), [0.5, 1 / 3]),
+        (8 + 3, 32, struct.pack("<f", 0.25), [0.25]),
+        (8 + 1, 24, b"\0\0\x40\0\0\xc0", [0.5, -0.5]),
+        # the ends and the middle of the tables of ITU-T G.711
+        (7, 8, b"\x00\x80\xff\x7f\x45", [-32124 / 32768, 32124 / 32768, 0, 0, -1564 / 32768]),
+        (
+            6,
+            8,
+            b"\xaa\x2a\xd5\x55\x13",
+            [32256 / 32768, -32256 / 32768, 8 / 32768, -8 / 32768, -2880 / 32768],
+        ),
+    ],
+)
+def test_samples_of_other_kinds(
+    kind: int, bits: int, data: bytes, wanted: list[float], tmp_path: Path
+) -> None:
+    (path := tmp_path / "a.wav").write_bytes(wave(kind, bits, data))
+    assert samples(path, RATE).tolist() == wanted
+    path.write_bytes(wave(kind, bits, data, size=0xFFFFFFFF))  # as it comes from a pipe
+    assert samples(path, RATE).tolist() == wanted
+    path.write_bytes(wave(kind, bits, data * 2, channels=2))
+    pairs = np.reshape(wanted * 2, (-1, 2))
+    assert samples(path, RATE).tolist() == pairs.mean(1).tolist()
+
+
+@pytest.mark.parametrize("rate", [8000, 11025, 44100, 48000])
+def test_sounds_of_another_rate(rate: int, tmp_path: Path) -> None:
+    """A tone below half of both rates stays; one that the new rate cannot hold is gone."""
+    time, wanted = np.arange(rate) / rate, np.arange(RATE) / RATE
+    path = write_wav(tmp_path / "a.wav", np.sin(2 * np.pi * 440 * time) / 2, rate=rate)
+    found = samples(path, RATE)
+    assert len(found) == RATE
+    inner = slice(100, -100)
+    assert np.abs(found - np.sin(2 * np.pi * 440 * wanted) / 2)[inner].max() < 2e-3
+    if rate > 2 * RATE:
+        high = np.sin(2 * np.pi * 12000 * time)
+        assert np.abs(resampled(high, rate, RATE))[inner].max() < 2e-3
+
+
 def refused(capsys: Any, told: str, *command: str) -> None:
     assert main(["generate", *command]) == 2
     error = capsys.readouterr().err
@@ -216,26 +273,28 @@ def test_what_is_no_such_sound_is_refused(built: Path, tmp_path: Path, capsys: A
     (tmp_path / "empty.wav").write_bytes(b"")
     (tmp_path / "half.wav").write_bytes(good.read_bytes()[:9000])
     (tmp_path / "head.wav").write_bytes(good.read_bytes()[:30])
-    floats = bytearray(good.read_bytes())
-    floats[20] = 3  # the format of floats
-    (tmp_path / "floats.wav").write_bytes(floats)
+    (tmp_path / "nan.wav").write_bytes(wave(3, 32, struct.pack("<2f", 0.5, np.nan)))
+    (tmp_path / "odd.wav").write_bytes(wave(1, 16, b"\0\0\0"))
+    (tmp_path / "ogg.wav").write_bytes(b"OggS" + bytes(60))
     wide = bytearray(good.read_bytes())
     wide[34] = 64  # bits of a sample
     (tmp_path / "wide.wav").write_bytes(wide)
-    write_wav(tmp_path / "rate.wav", sounds()[0], rate=8000)
-    write_wav(tmp_path / "two.wav", sounds()[0], channels=2)
+    write_wav(tmp_path / "rate.wav", sounds()[0], rate=44101)
+    write_wav(tmp_path / "six.wav", sounds()[0], channels=6)
     write_wav(tmp_path / "none.wav", np.zeros(0))
     ears = Ears(built, 8, 20)
     for name, told in (
-        ("text", "is not a WAV file of whole numbers"),
-        ("empty", "is not a WAV file of whole numbers"),
-        ("head", "is not a WAV file of whole numbers"),
-        ("floats", "is not a WAV file of whole numbers"),
-        ("wide", "is not a WAV file of whole numbers: samples of 64 bits"),
-        ("half", "ends after 4478 of 16000 samples"),
+        ("text", "is not a WAV file .*: it begins with b'a te'"),
+        ("ogg", "is not a WAV file .*: it begins with b'OggS'; convert it"),
+        ("empty", "is not a WAV file .*: it begins with b''"),
+        ("head", "is not a WAV file .*: it ends too early"),
+        ("nan", "has samples that are not finite"),
+        ("odd", "is not a WAV file .*: it ends inside a sample, after 1"),
+        ("wide", "is not a WAV file .*: samples of kind 1 with 64 bits"),
+        ("half", "ends after 8,956 of 32,000 bytes"),
         ("absent", "No such file"),
-        ("rate", "has 1 channel at 8,000 Hz; the model hears one at 16,000 Hz"),
-        ("two", "has 2 channels at 16,000 Hz"),
+        ("rate", "is at 44,101 Hz, of which 16,000 Hz is no simple part"),
+        ("six", "6 channels at 16,000 Hz"),
         ("none", "is a sound of no samples"),
     ):
         with pytest.raises(GraphgenError, match=told):
