@@ -33,26 +33,32 @@ def check_causal(trainer: "Trainer", batch: Batch, ids: str, who: str) -> None:
         )
 
 
-def check_shifted(trainer: "Trainer", batch: Batch, who: str) -> None:
+def check_shifted(trainer: "Trainer", batches: Sequence[Batch], who: str) -> None:
     """Raise GraphgenError if labels are the tokens that stand there, and the model is causal.
 
     Models of transformers shift labels themselves; a graph does not, and would learn to copy.
     """
-    labels, kind = np.asarray(batch.get(LABELS, 0)), trainer._engine.labels.get(LABELS)
-    for name in IDS & batch.keys() if kind is not None and kind.ignored == IGNORED else ():
-        ids = np.asarray(batch[name])
-        if ids.ndim != 2 or ids.shape != labels.shape or labels.dtype.kind not in "iu":
-            continue
-        counted = labels != IGNORED
-        next_too = (labels[:, :-1] == ids[:, 1:]) | ~counted[:, :-1]  # as in a row of one token
-        if not counted.any() or next_too.all() or (labels != ids)[counted].any():
-            continue
-        if _same(_losses(trainer, batch, name)[1]):
+    kind = trainer._engine.labels.get(LABELS)
+    for name in IDS & batches[0].keys() if kind is not None and kind.ignored == IGNORED else ():
+        if all(_copies(batch, name) for batch in batches) and _same(
+            _losses(trainer, batches[0], name)[1]
+        ):
             raise GraphgenError(
                 f"{who}: labels are {name} themselves, which a causal model reads: it would learn "
                 "to copy them. transformers shifts such labels; here, they are the token after "
-                "each: labels[:, :-1] = labels[:, 1:], and -100 at the end"
+                "each: labels[:, :-1] = labels[:, 1:], and -100 at the end. If copying is meant, "
+                "give the labels another name: artifacts with the loss cross_entropy:labels=copied"
             )
+
+
+def _copies(batch: Batch, name: str) -> bool:
+    """Whether the labels of a batch are these tokens, and not those after each as well."""
+    labels, ids = (np.asarray(batch.get(one, 0)) for one in (LABELS, name))
+    if ids.ndim != 2 or ids.shape != labels.shape or labels.dtype.kind not in "iu":
+        return False
+    counted = labels != IGNORED
+    next_too = (labels[:, :-1] == ids[:, 1:]) | ~counted[:, :-1]  # as in a row of one token
+    return bool(counted.any() and not next_too.all() and (labels == ids)[counted].all())
 
 
 def _losses(trainer: "Trainer", batch: Batch, ids: str) -> tuple[int, list[float]]:

@@ -233,7 +233,7 @@ class Trainer(Opened):
             if not group:
                 return True
             if self.step == begun:
-                check_shifted(self, group[0], f"{self._who}.fit")
+                check_shifted(self, group, f"{self._who}.fit")
             line = self._engine.one_update(group, self._place.used, self.schedule)
             self._place.used_up(group)
             last = self.step == steps

@@ -18,6 +18,7 @@ from graphgen.plan import TensorType
 from graphgen.train.batches import stream
 from graphgen.train.data import Dataset
 from graphgen.train.metrics import Metric
+from graphgen.train.probe import check_shifted
 from graphgen.train.run import History, evaluations
 from graphgen.train.sources import read
 from graphgen.train.texts import Report, Texts, table, texts_for
@@ -402,9 +403,17 @@ def test_a_model_that_sees_later_tokens_is_refused(causal, tmp_path):
     )
     ids = np.arange(8).reshape(1, 8)
     own = {"input_ids": ids, "labels": np.where(ids > 2, ids, -100)}
-    with pytest.raises(GraphgenError, match="labels are input_ids themselves, which a causal"):
+    with pytest.raises(
+        GraphgenError, match=r"themselves, which a causal .* cross_entropy:labels=copied"
+    ):
         causal.fit([own], progress=False)
     assert not causal.step
+    for group in ([own, {**own, "labels": ids[:, ::-1]}], [{**own, "labels": ids[:, ::-1]}, own]):
+        check_shifted(causal, group, "fit")  # the rule is another one
+    copied = tmp_path / "copied"
+    loss = gg.Loss("cross_entropy", labels="copied")  # as the error says, if copying is meant
+    again = trainer_of(DecoderLM(40, 16, layers=1, num_heads=2, length=32), copied, loss=loss)
+    again.fit([{"input_ids": ids, "copied": own["labels"]}], progress=False)
     seeing.fit([{**own, "attention_mask": np.ones_like(ids)}], progress=False)  # may be its task
     for trainer in (causal, seeing):
         texts = texts_for(trainer, tmp_path, tokens)
