@@ -21,7 +21,7 @@ from graphgen.export.peft import CONFIG, check_matrices, read_folder, write_fold
 from graphgen.export.session import model_of
 from graphgen.export.write import replacing
 from graphgen.files import path_of, present, regular
-from graphgen.graph import FORMER, ModelLike, constant
+from graphgen.graph import ModelLike, constant
 from graphgen.infer import describe
 from graphgen.match import Engine, run_passes
 from graphgen.operands import Array
@@ -33,6 +33,7 @@ from graphgen.passes.training.adapters import (
     B,
     LoRA,
     adapt,
+    former_names,
     linears,
     merging,
     published_names,
@@ -72,7 +73,8 @@ class Adapter:
     `saved` holds what was trained as a whole beside them, such as a head: by the name of a module
     of a product with `.weight`, float[out, in], and `.bias`, float[out]; PEFT's `modules_to_save`.
     `spots` are some numbers of each module's weight that it was trained beside: a model with other
-    weights is told by them. Files of other programs have none.
+    weights is told by them. Files of other programs have none. If it is `scaled`, B holds a part of
+    the scale, or an update became a whole weight: it computes, but trains otherwise.
     """
 
     matrices: dict[str, Array]
@@ -83,6 +85,7 @@ class Adapter:
     published: dict[str, Part] | None = None
     saved: dict[str, Array] = field(default_factory=dict)
     spots: dict[str, Array] = field(default_factory=dict)
+    scaled: bool = False
 
     @on_screen
     def __repr__(self) -> Iterator[str]:
@@ -196,7 +199,7 @@ class Adapter:
             ) from None
         rank = next((len(x) for n, x in matrices.items() if n.endswith(A) and x.ndim), 0) or 1
         check_matrices(matrices, rank, file)
-        found = cls(matrices, rank, float(rank))
+        found = cls(matrices, rank, float(rank), scaled=True)
         found.spots = of_version(version, found._shapes())
         return found
 
@@ -245,24 +248,8 @@ class Adapter:
         self._expect_updates_only()
         self._expect_no_magnitudes()
         result = model_of(model, "adapter").clone()
-        places = self._places(result, self.modules)
-        if parts := next((p for p in places.values() if len(p) > 1), None):
-            raise GraphgenError(
-                f"adapter: the model has one module of the adapter as {' and '.join(parts)}: "
-                "merge it instead"
-            )
-        check_base(self.spots, result, places)
-        names = {own: place for own, [place] in places.items()}
-        sizes = {site.module: site.sizes for site in linears(result).values()}
-        for own, update in self.updates().items():
-            if sizes.get(names[own]) != update.shape[::-1]:
-                raise GraphgenError(
-                    f"adapter: the model has no product called {own} of a weight "
-                    f"{[*update.shape]}; give the model that the adapter was trained on, not "
-                    "optimized yet"
-                )
-        exactly = "|".join(f"^{re.escape(name)}$" for name in names.values())
-        adapt(result, LoRA(exactly, self.rank))
+        names, targets = self.sites(result)
+        adapt(result, LoRA(targets, self.rank))
         for own, part in itertools.product(names, (A, B)):
             value = result.graph.initializers.pop(names[own] + part)
             assert value.const_value is not None
@@ -271,6 +258,29 @@ class Adapter:
             result.graph.register_initializer(value)
             result.graph.inputs.append(value)
         return result
+
+    def sites(self, model: ir.Model) -> tuple[dict[str, str], str]:
+        """The model's name of each module, and the pattern of these names alone.
+
+        Raises GraphgenError where they are no products of the model of the same sizes.
+        """
+        places = self.places(model, self.modules)
+        if parts := next((p for p in places.values() if len(p) > 1), None):
+            raise GraphgenError(
+                f"adapter: the model has one module of the adapter as {' and '.join(parts)}: "
+                "merge it instead"
+            )
+        check_base(self.spots, model, places)
+        names = {own: place for own, [place] in places.items()}
+        sizes = {site.module: site.sizes for site in linears(model).values()}
+        for own, update in self.updates().items():
+            if sizes.get(names[own]) != update.shape[::-1]:
+                raise GraphgenError(
+                    f"adapter: the model has no product called {own} of a weight "
+                    f"{[*update.shape]}; give the model that the adapter was trained on, not "
+                    "optimized yet"
+                )
+        return names, "|".join(f"^{re.escape(name)}$" for name in names.values())
 
     def merged(self, model: str | os.PathLike[str] | ModelLike) -> ir.Model:
         """A copy of `model`, not optimized yet or optimized, with the updates in its weights.
@@ -281,21 +291,21 @@ class Adapter:
         updates = self._placed(result)
         few = {site.module for site in quantized_linears(result).values()}
         if packed := sorted(
-            few & {*updates, *(p for m in self._places(result, self.whole).values() for p in m)}
+            few & {*updates, *(p for m in self.places(result, self.whole).values() for p in m)}
         ):
             raise GraphgenError(
                 f"adapter: the weight of {packed[0]} is in few bits, and no update can be merged "
                 "into it: run the adapter beside it, with --adapter NAME=RUN, or give a folder in "
                 "float32"
             )
-        self._put_whole(result)
+        self.put_whole(result)
         run_passes(result, [merging("adapter", updates)], Engine())
         return result
 
-    def _put_whole(self, model: ir.Model) -> None:
+    def put_whole(self, model: ir.Model) -> None:
         """Let a model have the weights that were trained as a whole."""
         sites = {site.module: site for site in linears(model).values()}
-        places, tied = self._places(model, self.whole), dict[str, Whole]()
+        places, tied = self.places(model, self.whole), dict[str, Whole]()
         for name, array in self.saved.items():
             module, _, part = name.rpartition(".")
             site = sites.get(places[module][0]) if len(places[module]) == 1 else None
@@ -344,7 +354,7 @@ class Adapter:
         whole that is not in the model.
         """
         found = {site.module: node for node, site in products(model).items()}
-        updates, places = self._placed(model), self._places(model, self.whole)
+        updates, places = self._placed(model), self.places(model, self.whole)
         for name, [place, *others] in places.items():
             own = None if others or place not in found else weight_of(found[place])
             weight, bias = (self.saved.get(f"{name}.{part}") for part in ("weight", "bias"))
@@ -364,7 +374,7 @@ class Adapter:
     def within(self, model: ir.Model) -> "Adapter":
         """The part of it whose modules are in a model, one graph of several."""
         known = {site.module for site in products(model).values()}
-        places = self._places(model, [*self.modules, *self.whole])
+        places = self.places(model, [*self.modules, *self.whole])
         own = {name for name, given in places.items() if {*given} <= known}
         matrices = {
             n: x
@@ -377,7 +387,7 @@ class Adapter:
 
     def _placed(self, model: ir.Model) -> dict[str, Update]:
         found, updates = dict[str, Update](), self.updates()
-        published, known = published_names(model), self._places(model, self.modules)
+        published, known = published_names(model), self.places(model, self.modules)
         check_base(self.spots, model, known)
         for own, places in known.items():
             update = updates[own]
@@ -394,7 +404,7 @@ class Adapter:
                 found[module] = update.at(part.outputs(out))
         return found
 
-    def _places(self, model: ir.Model, wanted: Sequence[str]) -> dict[str, list[str]]:
+    def places(self, model: ir.Model, wanted: Sequence[str]) -> dict[str, list[str]]:
         """The model's name of each wanted module, or of its parts in the model, in their order.
 
         In the model it may have a prefix of the exporter's own, or the checkpoint's name.
@@ -409,7 +419,7 @@ class Adapter:
         places = {name: [name] for name in known} | {
             name: modules for name, modules in wholes.items() if name not in known | short
         }
-        former = _former_names(model).items()
+        former = former_names(model).items()
         places = {old: places[now] for now, old in former if now in places} | places
         found = dict[str, list[str]]()
         for name in wanted:
@@ -479,16 +489,3 @@ class Adapter:
             saved[f"{self.published[module].name}.{part}"] = array
         stable, dropout = self.rank_stabilized, self.dropout
         return Adapter(matrices, rank * times, alpha, stable, dropout, saved=saved, spots=spots)
-
-
-def _former_names(model: ir.Model) -> dict[str, str]:
-    """Other names by which adapters may know a module, by the one of `published_names`."""
-    try:
-        return {
-            str(now): str(old)
-            for now, old in json.loads(model.metadata_props.get(FORMER, "{}")).items()
-        }
-    except (ValueError, AttributeError, RecursionError) as error:
-        raise GraphgenError(
-            f"the model's metadata {FORMER!r} is damaged ({error}): build the folder again"
-        ) from None

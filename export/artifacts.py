@@ -23,7 +23,7 @@ from onnx_ir.passes import common
 
 from graphgen.arguments import checked
 from graphgen.errors import GraphgenError
-from graphgen.export.adapters import LORA
+from graphgen.export.adapters import LORA, Adapter
 from graphgen.export.artifact_files import (
     CHECKPOINT,
     EVAL,
@@ -61,7 +61,7 @@ def artifacts(
     output: str | None = None,
     trainable: Parts | None = None,
     frozen: Parts | None = None,
-    lora: LoRA | str | None = None,
+    lora: LoRA | Adapter | str | None = None,
     base: Base | None = None,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
@@ -106,7 +106,8 @@ def artifacts(
             meant.
         frozen: What is not trained of these, given in the same ways.
         lora: Low-rank adapters, `gg.LoRA("query|value", rank=8)` or "query|value:8": they are
-            trained, and of the model's own weights only those that `trainable` names.
+            trained, and of the model's own weights only those that `trainable` names. An `Adapter`,
+            or the path of one, goes on from where its training ended.
         base: "int8", with a scale for each row, or "int4", with one for each 64 weights: how
             frozen weights of products are kept (QLoRA, arXiv 2305.14314). Each is restored to
             float32 while a product reads it; tables of rows are int8 in both.

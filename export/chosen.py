@@ -81,6 +81,13 @@ class Chosen:
         return [name for name in names if self.matches(name) and not is_constant_name(name)]
 
 
+def all_parts(given: Parts | None, names: Sequence[str]) -> Parts | None:
+    """What is given, and these names."""
+    parts = [] if given is None else [given] if isinstance(given, str) else given
+    parts = [*parts] if isinstance(parts, Sequence) else [parts]
+    return [*parts, *names] if names else given
+
+
 def patterns_of(names: Sequence[str], others: Collection[str]) -> list[str]:
     """The names, or, where they are long, patterns that match all of them and none of the others.
 

@@ -33,6 +33,7 @@ _WITHOUT_EFFECT = re.compile(
 _STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
 """The `init_lora_weights` that leave the model's own weight as it is."""
 
+_PATTERNS = ("rank_pattern", "alpha_pattern")
 _UNMERGED = ("LILY", "POLY", "SHADOW", "XLORA")  # kinds that PEFT 0.21 does not merge
 
 
@@ -46,6 +47,7 @@ class Contents(NamedTuple):
     dropout: float
     saved: dict[str, Array]
     spots: dict[str, Array]
+    scaled: bool
 
 
 def read_folder(folder: Path) -> Contents:
@@ -75,7 +77,7 @@ def read_folder(folder: Path) -> Contents:
                 "merge_and_unload"
             )
         (saved if kept else matrices)[name] = weight.read().astype(np.float32)
-    if config.get("rank_pattern") or config.get("alpha_pattern"):
+    if any(config.get(name) for name in _PATTERNS):
         try:
             rank = _even(matrices, config, rank, alpha, stabilized)
         except (re.error, AttributeError, TypeError, ValueError, GraphgenError) as error:
@@ -94,6 +96,7 @@ def read_folder(folder: Path) -> Contents:
         problem = f"its metadata {SPOTS} is damaged ({error}): save the adapter again"
         raise GraphgenError(f"{folder / WEIGHTS}: {problem}") from None
     scale = np.float32(LoRA("", rank, alpha, rank_stabilized=stabilized).scale)
+    scaled = any(BASE in n for n in saved) or any(config.get(n) for n in _PATTERNS)
     try:
         saved = {n.replace(BASE, "."): _whole(n, x, matrices, scale) for n, x in saved.items()}
     except (KeyError, ValueError) as error:
@@ -101,7 +104,7 @@ def read_folder(folder: Path) -> Contents:
             f"{folder / WEIGHTS}: a weight {BASE[1:-1]} has no update of its size ({error}): save "
             "the adapter again"
         ) from None
-    return Contents(matrices, rank, alpha, stabilized, dropout, saved, spots)
+    return Contents(matrices, rank, alpha, stabilized, dropout, saved, spots, scaled)
 
 
 def _whole(name: str, array: Array, matrices: dict[str, Array], scale: np.float32) -> Array:

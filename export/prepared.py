@@ -18,8 +18,10 @@ from graphgen.autodiff import backward
 from graphgen.display import on_screen
 from graphgen.edit import claim, infer_model
 from graphgen.errors import GraphgenError, one_of, positive
+from graphgen.export.adapters import Adapter
 from graphgen.export.artifact_files import LOSS
-from graphgen.export.chosen import Parts
+from graphgen.export.attached import attach
+from graphgen.export.chosen import Parts, all_parts
 from graphgen.export.documents import keep_apart
 from graphgen.export.inference import evaluated
 from graphgen.export.joined import joined
@@ -37,7 +39,7 @@ from graphgen.op import TABLE, is_a
 from graphgen.passes import Report
 from graphgen.passes.runs import Memory
 from graphgen.passes.training.accumulate import into_buffers, results
-from graphgen.passes.training.adapters import LoRA, adapt, trained_whole
+from graphgen.passes.training.adapters import LoRA, trained_whole
 from graphgen.passes.training.batch_norms import by_batch, in_evaluation, statistics
 from graphgen.passes.training.dropouts import Dropout, put_dropout
 from graphgen.passes.training.held import hold
@@ -92,7 +94,7 @@ class Prepared:
         output: str | None = None,
         trainable: Parts | None = None,
         frozen: Parts | None = None,
-        lora: LoRA | str | None = None,
+        lora: LoRA | Adapter | str | None = None,
         base: Base | None = None,
         label_smoothing: float = 0.0,
         z_loss: float = 0.0,
@@ -122,8 +124,8 @@ class Prepared:
         usual = {"documents": False, "accumulate": 1, "dtype": "fp32"}
         described |= {n: value for n, value in asked.items() if value != usual[n]}
         if lora is not None:
-            lora = LoRA.read(lora) if isinstance(lora, str) else lora
-            described["lora"] = adapt(training, lora, few_bits=base is not None)
+            described["lora"], whole = attach(training, lora, few_bits=base is not None)
+            trainable = all_parts(trainable, whole)
         table = choose_trainable(training, trainable, frozen, adapters=lora is not None)
         names = [weight.name for weight in table if weight.trained]
         if lora is not None:

@@ -120,9 +120,10 @@ def add_options(add: Callable[..., Any]) -> None:
     add("--frozen", help="which of them not to train", **names)
     add(
         "--lora",
-        metavar="PATTERN:RANK[,OPTION=VALUE,...]",
+        metavar="PATTERN:RANK[,OPTION=VALUE,...]|PATH",
         help="train adapters of these modules: 'query|value:8', or "
-        "'query|value:8,alpha=16,dropout=0.1,rank_stabilized=true,dora=true,seed=0'",
+        "'query|value:8,alpha=16,dropout=0.1,rank_stabilized=true,dora=true,seed=0'; or go on with "
+        "the adapter of a run, or of PEFT",
     )
     bits = "keep frozen weights of products, and tables, in few bits (QLoRA)"
     add("--base", choices=("int8", "int4"), help=bits)

@@ -21,6 +21,7 @@ from graphgen import nn, safetensors
 from graphgen.commands import main
 from graphgen.errors import GraphgenError
 from graphgen.export.adapters import LORA, Adapter
+from graphgen.export.attached import attach
 from graphgen.export.by_row import beside
 from graphgen.export.checkpoint import Checkpoint
 from graphgen.export.peft import CONFIG, WEIGHTS, write_folder
@@ -218,12 +219,15 @@ def test_a_tied_head_that_was_trained_as_a_whole_has_a_weight_of_its_own(model: 
     table = gg.load(model).graph.initializers["embedding.weight"].const_value
     assert table is not None
     head, ones = table.numpy() * np.float32(2), np.ones((1, table.shape[1]), np.float32)
-    matrices = {"layers.0.attention.query" + A: ones, "layers.0.attention.query" + B: ones.T * 0}
+    query = "stack.layers.0.attention.query"
+    matrices = {query + A: ones, query + B: ones.T * 0}
     for name in ("embedding", "lm_head"):
         saved = {f"{name}.weight": head}
         adapter = gg.Adapter(matrices, 1, 1.0, saved=saved)
         source = gg.load(model)
         source.metadata_props[PUBLISHED] = json.dumps({"embedding": ["lm_head", 0, 1, 1, 1]})
+        with pytest.raises(GraphgenError, match=f"{name} was trained as a whole, and the model"):
+            attach(source.clone(), adapter, few_bits=False)
         merged = adapter.merged(source)
         kept = merged.graph.initializers["embedding.weight"].const_value
         assert kept is not None
@@ -403,6 +407,8 @@ def test_ranks_and_alphas_by_pattern(tmp_path: Path, stabilized: bool) -> None:
     found = Adapter.load(write_folder(tmp_path / "a", config, arrays, {}))
     again = Adapter.load(found.save(tmp_path / "b"))
     assert found.rank == again.rank == 5
+    with pytest.raises(GraphgenError, match="in another form than it was trained in"):
+        gg.artifacts(gg.build(nn.Linear(6, 7), x=gg.float32["n", 6]), tmp_path / "art", lora=found)
     for name, (rank, alpha) in own.items():
         wanted = alpha / (rank**0.5 if stabilized else rank) * arrays[name + B] @ arrays[name + A]
         for adapter in (found, again):
@@ -598,6 +604,15 @@ def test_a_head_that_is_trained_beside_goes_with_the_adapter(tmp_path: Path, cap
             found.base(gg.load(path))
         with pytest.raises(GraphgenError, match="head was trained as a whole beside"):
             found.export(tmp_path / "a.onnx_adapter")
+    ended, names = trainer.evaluate(batches), {*trainer.parameters}
+    for start in (own, str(tmp_path / "peft")):  # goes on from there, the head as well
+        table = gg.artifacts(path, tmp_path / "art", lora=start)
+        assert {w.name for w in table if w.trained} == {
+            n for n in names if "head" in n or "lora" in n
+        }
+        again = gg.Trainer(tmp_path / "art", threads=1)
+        assert again.evaluate(batches) == pytest.approx(ended, rel=1e-6)
+        assert again.adapter is not None and again.adapter.alpha == own.alpha
     own.saved["head.bias"] = np.zeros(4, np.float32)
     with pytest.raises(GraphgenError, match=r"head\.bias was trained as a whole, \[4\], and the"):
         own.merged(path)

@@ -16,7 +16,7 @@ from graphgen import ops
 from graphgen.arguments import checked, searched
 from graphgen.edit import tidy
 from graphgen.errors import GraphgenError, check_seed
-from graphgen.graph import PUBLISHED, constant, produced_by
+from graphgen.graph import FORMER, PUBLISHED, constant, produced_by
 from graphgen.match import Engine, Miss, Pass, PassReport, Rewired, Rewrite, Rule, run_passes
 from graphgen.op import Op, find_op, is_a, read_attributes
 from graphgen.operands import Array
@@ -104,7 +104,7 @@ class LoRA:
                 f"LoRA: {text!r} is not PATTERN:RANK, such as 'query|value:8', a regular "
                 "expression for the names of modules and a number, or "
                 "PATTERN:RANK,alpha=16,dropout=0.1,rank_stabilized=true,dora=true,seed=0 with some "
-                "of these"
+                "of these; nor is it the path of an adapter, to go on with"
             ) from None
         return cls(targets, int(rank), **given)
 
@@ -298,6 +298,19 @@ def published_names(model: ir.Model) -> dict[str, Part]:
     except (ValueError, TypeError, RecursionError) as error:
         raise GraphgenError(
             f"the model's metadata {PUBLISHED!r} is damaged ({error}): build the folder again"
+        ) from None
+
+
+def former_names(model: ir.Model) -> dict[str, str]:
+    """Other names by which adapters may know a module, by the one of `published_names`."""
+    try:
+        return {
+            str(now): str(old)
+            for now, old in json.loads(model.metadata_props.get(FORMER, "{}")).items()
+        }
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise GraphgenError(
+            f"the model's metadata {FORMER!r} is damaged ({error}): build the folder again"
         ) from None
 
 
