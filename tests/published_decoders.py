@@ -94,6 +94,17 @@ DECODERS: dict[str, dict[str, Any]] = {
         "logits_scaling": 4.0,
     },
     "granitemoehybrid, no positions": {"position_embedding_type": None, "residual_multiplier": 0.3},
+    "granitemoe": {**_BASE, "num_local_experts": 5, "attention_multiplier": 0.2}
+    | {"logits_scaling": 4.0, "embedding_multiplier": 6.0},
+    "granitemoeshared": {**_BASE, "num_local_experts": 5, "shared_intermediate_size": 40}
+    | {"num_experts_per_tok": 3, "attention_multiplier": 0.2, "residual_multiplier": 0.3},
+    "granitemoeshared, none": {"shared_intermediate_size": 0, "tie_word_embeddings": True},
+    "granitemoehybrid, experts": {
+        "num_local_experts": 5,
+        "num_experts_per_tok": 2,
+        "intermediate_size": 24,
+        "attention_bias": True,
+    },
     "olmo": _BASE,
     "olmo, cut off": {"clip_qkv": 1.5},
     "olmo2": _BASE,

@@ -24,8 +24,8 @@ VIT = {"model_type": "vit", "image_size": 8, "patch_size": 4, "hidden_size": 64}
 VIT |= {"intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 4}
 BACK = {
     **{kind: (SEQ2SEQ[kind], None) for kind in ("t5", "marian")},
-    **{kind: (decoder(kind), None) for kind in ("mixtral", "gpt_oss", "phi3")},
-    **{kind: (decoder(kind), None) for kind in ("bloom", "falcon", "gemma2")},
+    **{kind: (decoder(kind), None) for kind in ("mixtral", "gpt_oss", "phi3", "deepseek_v3")},
+    **{kind: (decoder(kind), None) for kind in ("bloom", "falcon", "gemma2", "granitemoeshared")},
     "tokens": (ENCODERS["distilbert"], "token-classification"),
     "images": (VIT, "image-classification"),
 }

@@ -30,7 +30,8 @@ class Experts(nn.Module):
         experts: E.
         k: How many each row uses.
         normalized: Whether the weights of the chosen sum to 1.
-        shared: The inner size of the one that all rows use, times a gate of its own; 0 for none.
+        shared: The inner size of the one that all rows use; 0 for none.
+        shared_gated: Whether it is multiplied by a gate of its own.
         bias: Whether the scores and both products of each expert have one.
         options: Of `ops.mixture_of_experts`, for the activation.
     """
@@ -44,6 +45,7 @@ class Experts(nn.Module):
         k: int,
         normalized: bool,
         shared: int = 0,
+        shared_gated: bool = True,
         bias: bool = False,
         **options: float,
     ):
@@ -60,15 +62,16 @@ class Experts(nn.Module):
             self.shared = nn.FeedForward(
                 features, shared, activation="silu", gated=True, bias=False
             )
-            self.shared_gate = nn.Linear(features, 1, bias=False)
+            self.shared_gate = nn.Linear(features, 1, bias=False) if shared_gated else None
 
     def __call__(self, x: Tensor) -> Tensor:  # (B, T, D)
         rows = ops.reshape(x, [-1, x.shape[2]])
         y = self.mixed(rows, self.router(rows))
         y = ops.reshape(y, [ops.dim(x, 0), ops.dim(x, 1), x.shape[2]])
-        if self.shared is not None and self.shared_gate is not None:
-            y = y + ops.sigmoid(self.shared_gate(x)) * self.shared(x)
-        return y
+        if self.shared is None:
+            return y
+        z = self.shared(x)
+        return y + (z if self.shared_gate is None else ops.sigmoid(self.shared_gate(x)) * z)
 
     def mixed(self, rows: Tensor, scores: Tensor) -> Tensor:
         """Σ of the experts that these scores, (N, E), choose for rows (N, D)."""

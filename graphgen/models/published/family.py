@@ -12,7 +12,15 @@ from graphgen.errors import GraphgenError
 from graphgen.models.published.config import Config
 from graphgen.models.published.few_bits import is_spare, keep, keep_stack
 from graphgen.models.published.fresh import Fresh
-from graphgen.models.published.weights import Stack, lazily, misfit, part_of, stacked, stored_names
+from graphgen.models.published.weights import (
+    Stack,
+    alternated,
+    lazily,
+    misfit,
+    part_of,
+    stacked,
+    stored_names,
+)
 from graphgen.nn.linear import Linear
 from graphgen.nn.module import Module, Parameter, members
 from graphgen.parts import Part
@@ -38,8 +46,9 @@ class Family:
     Weights that begin with `prefix` do so in checkpoints with a head; in those of the body alone
     they need not. `unused` is a pattern of weights that checkpoints may hold and the task may leave
     out. Products are x W in graphs; published weights are Wᵀ if `transposed`. Parameters whose last
-    name is in `swapped` are stored with their last two axes swapped, too. What `held` matches is
-    not trained by transformers: buffers, and parameters without a gradient. `renamed` maps patterns
+    name is in `swapped` are stored with their last two axes swapped, too; those in `halved` with
+    the even rows of each matrix before the odd ones. What `held` matches is not trained by
+    transformers: buffers, and parameters without a gradient. `renamed` maps patterns
     of modules that transformers no longer calls as its checkpoints do: adapters have its names.
     """
 
@@ -52,6 +61,7 @@ class Family:
     prefix: str = ""
     transposed: bool = True
     swapped: Collection[str] = ()
+    halved: Collection[str] = ()
     held: str = ""
     renamed: Mapping[str, str] = field(default_factory=dict)
 
@@ -162,12 +172,14 @@ class Family:
             weights = [[stored[name] for name in row] for row in rows]
             if isinstance(source, Stack):
                 read = partial(stacked, weights, source.alternate)
+            elif path.rpartition(".")[2] in self.halved:
+                read = partial(alternated, weights[0][0])
             else:
                 read = partial(part_of, weights[0][0], turned, source)
             found[path] = made = lazily(shape, dtype, path, read)
             if isinstance(source, Stack):
                 keep_stack(made, weights, source.alternate)
-            else:
+            elif path.rpartition(".")[2] not in self.halved:
                 keep(made, weights[0][0], source, turned)
         unused = f"{self.unused}|{getattr(module, 'unused', '')}"
         extra = sorted(

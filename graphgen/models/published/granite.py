@@ -1,8 +1,12 @@
-"""Granite 3, and those of Granite 4 that have attention and no experts."""
+"""Granite 3, with experts or without, and those of Granite 4 that have attention alone."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from graphgen.models.published.config import Config
+from graphgen.models.published.deepseek import count
+from graphgen.models.published.experts import Experts, sizes_of
 from graphgen.models.published.named import (
     all_turned,
     divided_heads,
@@ -20,7 +24,12 @@ def granite(config: Config) -> Specification:
     def factor(name: str) -> float:
         return config.take(name, float, 1.0)
 
-    own: dict[str, Any] = {} if config.model_type == "granite" else _dense(config)
+    kind, own = config.model_type, dict[str, Any]()
+    if kind == "granitemoehybrid":
+        own = _attention_alone(config)
+    elif kind != "granite":
+        shared = count(config, "shared_intermediate_size", 0) if kind == "granitemoeshared" else 0
+        own["feed_forward"] = _experts(config, shared)
     scaling = factor("logits_scaling")
     if scaling <= 0.0:
         config.refuse("logits_scaling", scaling, "above 0")
@@ -34,11 +43,18 @@ def granite(config: Config) -> Specification:
     )
 
 
+def _experts(config: Config, shared: int) -> Callable[[int], Any]:
+    sizes = config.take("hidden_size", int), config.take("intermediate_size", int)
+    options = sizes_of(config, 8, 2)
+    options |= {"normalized": True, "shared": shared, "shared_gated": False}
+    return lambda number: Experts(*sizes, **options)
+
+
 _OF_EXPERTS = "num_local_experts num_experts_per_tok intermediate_size router_aux_loss_coef"
 
 
-def _dense(config: Config) -> dict[str, Any]:
-    """What is left of Granite 4 without experts and Mamba's layers; some have no positions."""
+def _attention_alone(config: Config) -> dict[str, Any]:
+    """What is left of Granite 4 without Mamba's layers; some have no positions."""
     layers = config.take("num_hidden_layers", int)
     for name in ("layer_types", "layers_block_type"):
         kinds = config.raw(name, ["attention"] * layers)
@@ -49,11 +65,6 @@ def _dense(config: Config) -> dict[str, Any]:
             config.refuse(name, kinds, wanted)
     if not {"layer_types", "layers_block_type"} & {*config.fields}:
         config.refuse("layer_types", None, "given: the class has Mamba's layers without it")
-    if config.given("num_local_experts") != 0:
-        experts = config.given("num_local_experts")
-        config.refuse("num_local_experts", experts, "0: its experts are not built")
-    for name in _OF_EXPERTS.split():
-        config.raw(name)
     config.ignore("normalization_function", "init_method", "mlp_bias")
     for name in config.fields:
         if name.startswith(("mamba_", "time_step_")):
@@ -63,19 +74,32 @@ def _dense(config: Config) -> dict[str, Any]:
     if not turned:
         config.expect("position_embedding_type", "nope")
         config.ignore("rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings")
-    return {
-        "sights": all_turned(config, [None] * layers) if turned else [Sight()] * layers,
-        "feed_forward": feed_forward(config, inner="shared_intermediate_size", bias=False),
-    }
+    sights = all_turned(config, [None] * layers) if turned else [Sight()] * layers
+    if config.given("num_local_experts") == 0:
+        config.ignore(*_OF_EXPERTS.split())
+        plain = feed_forward(config, inner="shared_intermediate_size", bias=False)
+        return {"sights": sights, "feed_forward": plain}
+    shared = config.take("shared_intermediate_size", int, 1024)
+    return {"sights": sights, "feed_forward": _experts(config, shared)}
 
+
+_SHARED = "shared_mlp.input_linear"
+_EXPERTS = replace(
+    family(
+        granite,
+        feed_forward="",
+        router="block_sparse_moe.router.layer",
+        inner="block_sparse_moe.input_linear.weight",
+        outer="block_sparse_moe.output_linear.weight",
+        shared="",
+        gate=Part(_SHARED, 0, 2),
+        up=Part(_SHARED, 1, 2),
+        down="shared_mlp.output_linear",
+    ),
+    halved=("inner",),
+)
 
 FAMILIES = {
     "granite": family(granite),
-    "granitemoehybrid": family(
-        granite,
-        feed_forward="shared_mlp",
-        gate=Part("input_linear", 0, 2),
-        up=Part("input_linear", 1, 2),
-        down="output_linear",
-    ),
+    **dict.fromkeys(("granitemoe", "granitemoeshared", "granitemoehybrid"), _EXPERTS),
 }

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import numpy as np
 
 from graphgen.models.published.family import Family
-from graphgen.models.published.weights import Stack, unstacked
+from graphgen.models.published.weights import Stack, halved, unstacked
 from graphgen.nn.module import Module, Parameter, members
 from graphgen.operands import Array
 from graphgen.parts import Part
@@ -39,6 +39,9 @@ def restored(
             for row, (i, name) in product(range(shape[0]), enumerate(source.names)):
                 found[name.format(row)] = size, partial(_row, read, path, row, source, i)
             continue
+        if path.rpartition(".")[2] in family.halved:
+            found[source.name] = shape, partial(_halved, read, path)
+            continue
         if path in turning:
             turned.add(source.name)
         if source.of == source.width:
@@ -57,6 +60,10 @@ def restored(
 
 def _row(read: Callable[[str], Array], path: str, row: int, source: Stack, number: int) -> Array:
     return unstacked(read(path)[row], source)[number]
+
+
+def _halved(read: Callable[[str], Array], path: str) -> Array:
+    return halved(read(path))
 
 
 def _whole(

@@ -150,6 +150,16 @@ def part_of(weight: Weight, turned: bool, part: Part) -> Array:
     return array if part.of == part.width else array[..., part.outputs(array.shape[-1])]
 
 
+def alternated(weight: Weight) -> Array:
+    """Matrices, (E, 2 H, D), with a row of their first halves and one of the second in turn."""
+    return np.stack(np.split(weight.read(), 2, axis=1), 2).reshape(weight.shape)
+
+
+def halved(array: Array) -> Array:
+    """What `alternated` was made of."""
+    return np.concatenate([array[:, 0::2], array[:, 1::2]], axis=1)
+
+
 def stacked(weights: Sequence[Sequence[Weight]], alternate: bool) -> Array:
     """Weights joined along the first axis, and these stacked; of several dtypes, as float32."""
     mixed = len({weight.dtype for row in weights for weight in row}) > 1
