@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen.arguments import checked
-from graphgen.display import Tabular, in_bytes, on_screen
+from graphgen.display import Tabular, in_bytes, listed, on_screen
 from graphgen.errors import GraphgenError, one_of
 from graphgen.export.write import export
 from graphgen.graph import ModelLike, model_in
@@ -21,6 +21,7 @@ from graphgen.operands import Array
 from graphgen.runtime import Session
 
 _IDS, _MASK, _LOGITS = "input_ids", "attention_mask", "logits"
+_ALIKE = 4  # layers that each have a line, though it says the same
 
 Measure: TypeAlias = Literal["perplexity", "cosine"]
 
@@ -66,19 +67,23 @@ class Report(Tabular):
         return {**own, "layers": [asdict(layer) for layer in self.layers]}
 
     def kept(self) -> list[str]:
-        """A line for each that stays in float, or is not in its own bits, with the reason."""
+        """What stays in float, or is not in its own bits, and why; of many alike, a few names."""
         kept = [x for x in self.layers if x.reason]
-        listed = {(x.path, x.reason) for x in kept}
-        others = [s for s in self.sites.sites if s.status != "fired"]
-        becomes = {"float": "stays in float"}
-        return [
-            f"{x.path}: {x.name} {becomes.get(x.scheme, f'has {x.scheme}')}: {x.reason}"
-            for x in kept
-        ] + [
-            f"{s.where} stays in float: {s.reason}"
-            for s in others
-            if (s.where, s.reason) not in listed
-        ]
+        told = {(x.path, x.reason) for x in kept}
+        alike = dict[tuple[str, str], list[str]]()
+        for x in kept:
+            alike.setdefault((x.scheme, x.reason), []).append(f"{x.path}: {x.name}")
+        for site in self.sites.sites:
+            if site.status != "fired" and (site.where, site.reason) not in told:
+                alike.setdefault(("float", site.reason), []).append(site.where)
+        lines = []
+        for (scheme, reason), names in alike.items():
+            one, many = ("stays in", "stay in") if scheme == "float" else ("has", "have")
+            if len(names) > _ALIKE:
+                lines.append(f"{listed(names, len(names), 2)} {many} {scheme}: {reason}")
+            else:
+                lines += [f"{name} {one} {scheme}: {reason}" for name in names]
+        return lines
 
     def heading(self) -> str:
         sizes = f"{in_bytes(self.bytes_before)} to {in_bytes(self.bytes_after)}"

@@ -139,8 +139,8 @@ def kept(who: str, node: ir.Node, stacks: Sequence[Stack], level: int, keep: Kee
         if whole is None:
             whole = _rounded(who, node, index, layer, size, bits)
             layer.reason = (
-                f"no kernel of experts reads the minima, the order of columns or the several "
-                f"forms of blocks that it has; relative error {layer.error:.2g}"
+                "no kernel of experts reads the minima, the order of columns or the several forms "
+                "of blocks that it has"
             )
         found.append(_kept(layer, whole.divided(size, bits), keep))
     why = f"{bits} bits, as the checkpoint has them"

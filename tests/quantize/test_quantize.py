@@ -33,7 +33,7 @@ from graphgen.nn.module import Parameter, build
 from graphgen.processor import FITS, INT8_KEY, NEEDS, processor, saturating_product
 from graphgen.quantize import calibration, quantize
 from graphgen.quantize.calibration import random_feeds
-from graphgen.quantize.effect import effect
+from graphgen.quantize.effect import Layer, Report, effect
 from graphgen.quantize.spool import Spool
 from graphgen.record import PATH
 from graphgen.targets import newest_opset, target
@@ -870,3 +870,14 @@ def test_weights_of_eight_bits_lose_a_fraction_of_what_int8_loses() -> None:
         for scheme in ("int8", "weights8")
     }
     assert lost["weights8"] < lost["int8"] / 4
+
+
+def test_many_layers_that_stay_in_float_for_one_reason_have_one_line() -> None:
+    report = Report("int4", "cpu", 0.3)
+    for i, scheme in enumerate([*["float"] * 6, "8 bits", "int4"]):
+        why = "" if scheme == "int4" else f"of {scheme}"
+        report.layers.append(Layer(f"w{i}", f"layers.{i}", "MoE", (1,), scheme, 0, "", reason=why))
+    assert report.kept() == [
+        "layers.0: w0, layers.1: w1 and 4 more stay in float: of float",
+        "layers.6: w6 has 8 bits: of 8 bits",
+    ]
