@@ -198,8 +198,13 @@ def _mapped(tensor: ir.ExternalTensor, folder: Path) -> ir.TensorProtocol:
         )
     if not file.is_file():
         raise GraphgenError(f"{what}, which is missing; put that file next to the model")
-    end = (tensor.offset or 0) + (tensor.length or tensor.nbytes)
-    if file.stat().st_size < end or (tensor.length or tensor.nbytes) != tensor.nbytes:
+    if (length := tensor.length or tensor.nbytes) != tensor.nbytes:
+        raise GraphgenError(
+            f"{what}, whose length is {length} bytes by the model, but its elements take "
+            f"{tensor.nbytes}; export the model again"
+        )
+    end = (tensor.offset or 0) + length
+    if file.stat().st_size < end:
         raise GraphgenError(
             f"{what}, which has {file.stat().st_size} bytes where {end} are needed; "
             "copy that file again"

@@ -928,6 +928,7 @@ def test_truncated_file(tmp_path):
     [
         ("missing", "'m.onnx_data', which is missing; put that file next to"),
         ("short", "has 100 bytes where 16384 are needed"),
+        ("length", "whose length is 77 bytes by the model, but its elements take 16384"),
         ("../m.onnx_data", "outside the model's folder"),
         ("/etc/passwd", "outside the model's folder"),
         ("link", "outside the model's folder"),
@@ -942,6 +943,11 @@ def test_external_data_that_is_not_there(tmp_path, change, message):
     elif change == "link":
         data.rename(tmp_path / "elsewhere")
         data.symlink_to(tmp_path / "elsewhere")
+    elif change == "length":
+        proto = onnx.load(path, load_external_data=False)
+        for entry in proto.graph.initializer[0].external_data:
+            entry.value = "77" if entry.key == "length" else entry.value
+        onnx.save(proto, path)
     else:
         data.rename(tmp_path / "m.onnx_data")
         proto = onnx.load(path, load_external_data=False)
