@@ -5,7 +5,7 @@ import io
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,6 +64,10 @@ class Table(ABC):
         """The names of the classes that are numbers in a column, if the file has them."""
         return None
 
+    @abstractmethod
+    def renamed(self, names: Mapping[str, str]) -> "Table":
+        """The same with other names of some columns: the new one of each that it has."""
+
 
 class Objects(Table):
     """The rows of a file of JSON lines, or of CSV, whose cells are numbers if they read as JSON."""
@@ -84,6 +88,10 @@ class Objects(Table):
 
     def arrow(self) -> Any:
         return needed("pyarrow").Table.from_pylist([row for _, row in self._rows])
+
+    def renamed(self, names: Mapping[str, str]) -> "Objects":
+        rows = [(i, {names.get(n, n): x for n, x in row.items()}) for i, row in self._rows]
+        return Objects(self.path, rows, self._texts)
 
     def numbers(self, name: str, dtype: Any, *, pad: bool = False) -> Column:
         column: list[Array] = []
@@ -158,9 +166,9 @@ def _csv(path: Path) -> Objects:
 class Arrow(Table):
     """A table of pyarrow; what is mapped from a file stays there."""
 
-    def __init__(self, path: Path, table: Any) -> None:
+    def __init__(self, path: Path, table: Any, classes: Mapping[str, list[str]]) -> None:
         super().__init__(path)
-        self.table, self.names = table, table.column_names
+        self.table, self.names, self._classes = table, table.column_names, classes
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
@@ -173,7 +181,12 @@ class Arrow(Table):
         return self.table
 
     def classes(self, name: str) -> list[str] | None:
-        return _classes(self.table).get(name)
+        return self._classes.get(name)
+
+    def renamed(self, names: Mapping[str, str]) -> "Arrow":
+        table = self.table.rename_columns([names.get(name, name) for name in self.names])
+        classes = {names.get(name, name): x for name, x in self._classes.items()}
+        return Arrow(self.path, table, classes)
 
     def numbers(self, name: str, dtype: Any, *, pad: bool = False) -> Column:
         chunks, first = list[Chunk](), 0
@@ -221,10 +234,14 @@ def _chunk(table: Arrow, name: str, array: Any, first: int | None) -> Chunk:
 
 
 def _classes(table: Any) -> dict[str, list[str]]:
-    """By column, the names of the classes that its numbers stand for, as `datasets` saves them."""
+    """By column, the names of the classes that its numbers, or those of its lists, stand for.
+
+    As `datasets` saves them.
+    """
     try:
         given = json.loads((table.schema.metadata or {})[b"huggingface"])
         features = given["info"]["features"].items()
+        features = [(n, f.get("feature", f) if isinstance(f, dict) else f) for n, f in features]
         found = {n: f["names"] for n, f in features if f.get("_type") == "ClassLabel"}
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError):
         return {}
@@ -269,7 +286,7 @@ def _arrow(path: Path, files: Sequence[Path]) -> Arrow:
     except (pa.ArrowException, OSError, ValueError, TypeError) as error:
         reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
         raise GraphgenError(f"{file} cannot be read: {reason}; write it again") from error
-    return Arrow(path, table)
+    return Arrow(path, table, _classes(table))
 
 
 def _folder(path: Path) -> Table:
@@ -304,8 +321,11 @@ def _folder(path: Path) -> Table:
     )
 
 
-def open_table(path: Path) -> Table:
-    """The rows in a file or folder. Raises GraphgenError if it cannot be read or has no rows."""
+def open_table(path: Path, columns: Mapping[str, str] | None = None) -> Table:
+    """The rows in a file or folder; `columns` gives some of them another name: {name: column}.
+
+    Raises GraphgenError if it cannot be read, has no rows, or lacks such a column.
+    """
     try:
         if path.is_dir():
             table = _folder(path)
@@ -319,7 +339,14 @@ def open_table(path: Path) -> Table:
         raise GraphgenError(f"{path} cannot be read: {error.strerror}; give a file") from error
     if not len(table):
         raise GraphgenError(f"{path} has no rows; give at least one")
-    return table
+    names = {column: name for name, column in (columns or {}).items()}
+    left = [name for name in table.names if name not in names]
+    if not names.keys() <= {*table.names} or {*names.values()} & {*left}:
+        raise GraphgenError(
+            f"{path} has {in_words(table.names)}; columns that are renamed have to be there, and "
+            f"their new names have not: {', '.join(f'{n}={c}' for c, n in names.items())}"
+        )
+    return table.renamed(names) if names else table
 
 
 class Slices(NamedTuple):

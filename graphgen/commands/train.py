@@ -81,8 +81,8 @@ def run(options: argparse.Namespace) -> None:
 
 
 _TRIES = """
-directory data tokenizer max_length pack whole eos by_length pad find_rate batch accumulate seed
-threads provider strict
+directory data tokenizer columns max_length pack whole eos by_length pad find_rate batch accumulate
+seed threads provider strict
 """.split()
 """What --find-rate reads."""
 
@@ -107,6 +107,15 @@ def _check(options: argparse.Namespace) -> None:
         raise GraphgenError("--resume-at is 0; give the step of a state that --keep has kept")
 
 
+def _columns(given: list[str]) -> dict[str, str]:
+    """{"text": "review"} of "text=review"."""
+    pairs = [text.partition("=") for text in given]
+    found = {name: column for name, _, column in pairs if name and column}
+    if len({*found.values()}) < len(given):
+        raise GraphgenError(f"--columns {' '.join(given)}: give NAME=COLUMN, each of them once")
+    return found
+
+
 def _read(options: argparse.Namespace, trainer: "gg.Trainer", *, shown: bool) -> tuple[Any, Any]:
     """The batches of `--data` and `--eval`; the plan keeps what was cut of texts."""
     from dataclasses import asdict
@@ -118,6 +127,7 @@ def _read(options: argparse.Namespace, trainer: "gg.Trainer", *, shown: bool) ->
     texts = texts_for(trainer, options.directory, options.tokenizer, **how)
     found: dict[str, Any] = {"batch": options.batch, "pad": options.pad}
     found |= {"by_length": options.by_length, "texts": texts}
+    found["columns"] = _columns(options.columns)
     data = read(options.data, trainer.inputs, seed=options.seed, **found)
     held_out = None
     if options.eval is not None:
@@ -152,6 +162,13 @@ def add_options(add: Callable[..., Any]) -> None:
         type=Path,
         metavar="DIR",
         help="for rows of texts: a folder with tokenizer.json (that of the artifacts)",
+    )
+    add(
+        "--columns",
+        nargs="+",
+        default=[],
+        metavar="NAME=COLUMN",
+        help="columns of a table with other names: text=review label=stars",
     )
     add("--max-length", help="cut texts to N tokens (the model's context)", **N)
     add("--pack", help="texts share rows of N tokens (see `artifacts --documents`)", **N)

@@ -1,6 +1,8 @@
 """The labels of texts: numbers, several of them, or names of classes."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import bisect
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,10 +31,30 @@ class Labels:
 
     def column(self, table: Table, name: str) -> Iterator[Array]:
         """The labels in a column: numbers, or names of classes."""
-        dtype = self._kind.dtype
         if self.size is not None:
             return self._several(table, name, self.size)
-        given, known = [row[name] for row in table.rows([name])], self.names or self._configured
+        return self._each(table, name, [row[name] for row in table.rows([name])], table.where)
+
+    def lists(self, table: Table, name: str) -> Iterator[list[Array]]:
+        """The labels in a column of lists, as `column` has them; a list may be JSON as a text."""
+        rows = [listed(row[name]) for row in table.rows([name])]
+        for number, row in enumerate(rows):
+            if not isinstance(row, list):
+                raise GraphgenError(f"{table.where(number)}: {name!r} is {row!r:.40}; give a list")
+        ends = [*itertools.accumulate(map(len, rows))]
+
+        def where(place: int) -> str:
+            return table.where(bisect.bisect_right(ends, place))
+
+        found = self._each(table, name, [label for row in rows for label in row], where)
+        return (list(itertools.islice(found, len(row))) for row in rows)
+
+    def _each(
+        self, table: Table, name: str, given: list[Any], where: Callable[[int], str]
+    ) -> Iterator[Array]:
+        """Labels of a column, which are numbers, or names of classes."""
+        dtype = self._kind.dtype
+        known = self.names or self._configured
         classes = table.classes(name) or []
         if known.keys() >= {*classes}:  # which may have other numbers
             given = [_named(label, classes) for label in given]
@@ -52,7 +74,7 @@ class Labels:
                 right = text and (label != "" or label in known)
             if not right:
                 raise GraphgenError(
-                    f"{table.where(number)}: {name!r} is {label!r:.40}; give numbers that fit "
+                    f"{where(number)}: {name!r} is {label!r:.40}; give numbers that fit "
                     f"{dtype}, or names of classes, in every row"
                 )
         if not texts[0]:
@@ -62,7 +84,7 @@ class Labels:
         for number, label in enumerate(given):
             if label not in self.names:
                 raise GraphgenError(
-                    f"{table.where(number)}: {label!r:.60} is not one of the classes "
+                    f"{where(number)}: {label!r:.60} is not one of the classes "
                     f"{', '.join(self.names)}"
                 )
         return (np.asarray(self.names[label], dtype) for label in given)
@@ -71,13 +93,21 @@ class Labels:
         """The labels in a column with as many numbers in each row; a list may be JSON as a text."""
         for number, row in enumerate(table.rows([name])):
             try:
-                label = nested(row[name]) if isinstance(row[name], str) else row[name]
+                label = self._named(listed(row[name]))
                 array = np.atleast_1d(read_number(name, label, self._kind.dtype))
                 if array.shape != (size,):
                     raise ValueError(f"{name!r} is {label!r:.40}; give {size} numbers")
             except ValueError as error:
                 raise GraphgenError(f"{table.where(number)}: {error}") from error
             yield array
+
+    def _named(self, label: Any) -> Any:
+        """1 at each class that a list of names has, and 0 at the others."""
+        known = self._configured
+        names = isinstance(label, list) and all(isinstance(one, str) for one in label)
+        if not names or not {*label} <= known.keys() or len(known) != self.size:
+            return label
+        return [int(name in label) for name in sorted(known, key=known.__getitem__)]
 
     def _sorted(self, table: Table, given: set[str]) -> dict[str, int]:
         """The numbers of classes in alphabetical order."""
@@ -89,6 +119,11 @@ class Labels:
                 f"{', '.join(sorted(given)):.200}"
             )
         return {name: number for number, name in enumerate(sorted(given))}
+
+
+def listed(cell: Any) -> Any:
+    """A list, which may be JSON as a text."""
+    return nested(cell) if isinstance(cell, str) else cell
 
 
 def _configured(config: Mapping[str, Any]) -> dict[str, int]:

@@ -29,13 +29,15 @@ def read(
     option: str = "--data",
     by_length: bool = False,
     texts: Texts | None = None,
+    columns: Mapping[str, str] | None = None,
 ) -> Batches:
     """The batches in a file or folder, or those that `module:function` makes.
 
     .npz: arrays by the names of `inputs`, samples first. .jsonl, .csv, .tsv, .parquet, .arrow, and
     folders that `datasets` saved: a row a sample, with a list of numbers (or one number) for each
     input; lists of different lengths are refused unless `pad`. Other columns are left out, with a
-    warning. If some inputs are missing, `texts` makes them of texts.
+    warning. If some inputs are missing, `texts` makes them of texts. `columns` says which column
+    of the table is called otherwise there, {name: column}.
     module:function: called without arguments, it returns an iterable of batches, or a
     function that makes one. `batch`, 8 if None, and `seed` are only for files.
 
@@ -45,6 +47,8 @@ def read(
     table = path.suffix in KINDS or path.is_dir()
     if pad and not table and option == "--data":
         raise GraphgenError(f"{who}: --pad is for rows of lists, not for arrays; leave it out")
+    if columns and not table:
+        raise GraphgenError(f"{who}: --columns is for tables, as .csv and .jsonl; leave it out")
     if not table and ":" in source and path.suffix != ".npz":
         if batch is not None and option == "--data":
             raise GraphgenError(f"{who}: --batch is for files: a function makes the batches")
@@ -59,7 +63,7 @@ def read(
     size, how = 8 if batch is None else batch, {"seed": seed, "who": who, "by_length": by_length}
     if not table:
         return Dataset(_arrays(source, inputs, who), size, **how)
-    rows = open_table(path)
+    rows = open_table(path, columns)
     if texts is None or inputs.keys() <= {*rows.names}:
         return Dataset(_numbers(rows, inputs, who, pad=pad), size, **how)
     if pad:

@@ -25,7 +25,7 @@ from graphgen.models.published.conversation import (
 )
 from graphgen.operands import Array
 from graphgen.plan import TensorType
-from graphgen.train.class_labels import Labels
+from graphgen.train.class_labels import Labels, listed
 from graphgen.train.data import Batches, Dataset, LabelKind, Padding
 from graphgen.train.packing import packed
 from graphgen.train.probe import check_apart, check_causal
@@ -49,6 +49,7 @@ _SOME = 1024
 """Samples that are stored together."""
 
 _LABEL = ("label", LABELS)
+_TAGS = (LABELS, "tags", "ner_tags")
 _KINDS = {
     ("messages",): "chat",
     (SHARED,): "chat",
@@ -135,7 +136,11 @@ class Texts:
                 f"--tokenizer {source}: texts give input_ids, masks, types, positions and labels; "
                 f"the artifacts take {', '.join(inputs)}"
             )
-        self.tokenizer = Tokenizer(source, classes if self.each else None)
+        self.tokenizer, self._classes = Tokenizer(source), classes
+        size = self.tokenizer.whole.get_vocab_size()
+        self._of_words = self.each and classes is not None and size > classes
+        if self.each and not self._of_words:
+            self.tokenizer = Tokenizer(source, classes)
         self._labels = Labels(inputs[LABELS], classes, self.size, self.tokenizer.config)
         if pack is not None and not (apart and self.each and self.target is None):
             raise GraphgenError(
@@ -155,6 +160,7 @@ class Texts:
         for option, given, kinds in (
             ("--whole", self.whole, ("chat", "completions")),
             ("--eos", self.eos, ("texts",)),
+            ("--pack", self.pack is not None, ("chat", "completions", "texts")),
         ):
             if given and kind not in kinds:
                 raise GraphgenError(
@@ -170,6 +176,7 @@ class Texts:
             "pairs": self._pairs,
             "texts": self._texts,
             "texts with labels": self._labeled,
+            "words": self._words,
         }
         samples = (one for one in makers[kind](names) if report.add(one) and one is not None)
         chunks = []
@@ -205,7 +212,8 @@ class Texts:
 
     def check(self, trainer: "Trainer", batches: Batches) -> None:
         """Raise GraphgenError if tokens that have labels see those that they should predict."""
-        if self.each and isinstance(batches, Dataset):
+        seeing = all(report.kind != "words" for report in self.reports)
+        if self.each and seeing and isinstance(batches, Dataset):
             check_causal(trainer, batches.at(0), self.target or str(self.ids), "--data")
             if self.pack is not None and self._fixed(str(self.ids)) is None:
                 check_apart(trainer, batches.at(0), "attention_mask", f"--pack {self.pack}")
@@ -223,6 +231,15 @@ class Texts:
     def _kind(self, table: Table) -> tuple[list[str], str]:
         """The columns that are read, and what they are."""
         who, there = str(table.path), {*table.names}
+        tags = next((name for name in _TAGS if name in there), None)
+        if self.each and self.target is None and "tokens" in there and tags is not None:
+            return ["tokens", tags], "words"
+        if self._of_words:
+            raise GraphgenError(
+                f"{who} has {in_words(table.names)}, and each token one of {self._classes} "
+                "classes, fewer than the tokenizer has tokens: give `tokens`, a list of words, and "
+                "`labels`, a list of their classes, or the tokenizer of this model"
+            )
         found = next((names for names in _KINDS if there.issuperset(names)), None)
         if found is None and there >= {"chosen", "rejected"}:
             raise _preferences(table, "of which one is chosen and one rejected")
@@ -232,7 +249,8 @@ class Texts:
                 wanted += "; rows of tokens need all of these, and labels are the tokens after each"
             raise GraphgenError(
                 f"{who} has {in_words(table.names)}; the artifacts take "
-                f"{', '.join(self.inputs)}, and texts are {wanted}"
+                f"{', '.join(self.inputs)}, and texts are {wanted}; --columns text=NAME names "
+                "others"
             )
         names, kind = [*found], _KINDS[found]
         if kind == "texts" and not self.each:
@@ -352,6 +370,27 @@ class Texts:
                 yield None
             else:
                 yield Sample(tokens.ids, label, tokens.types, cut=tokens.cut)
+
+    def _words(self, names: Sequence[str]) -> Iterator[Sample]:
+        """The first token of each word has its label, and the others none, as in transformers."""
+        table, rows = self._table, list[tuple[str, list[str]]]()
+        for where, row in self._rows(names[:1]):
+            words = listed(row[names[0]])
+            if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+                raise GraphgenError(f"{where}: 'tokens' is {words!r:.40}; give a list of words")
+            rows.append((where, words))
+        labels = self._labels.lists(table, names[1])
+        found = self.tokenizer.words(rows, self.limit)
+        for (where, words), given, (tokens, places) in zip(rows, labels, found, strict=True):
+            if len(words) != len(given):
+                raise GraphgenError(
+                    f"{where}: {len(words)} tokens and {len(given)} {names[1]}; give one for each"
+                )
+            own = np.full(len(tokens.ids), IGNORED, np.int32)
+            for token, place in enumerate(places):
+                if place is not None and (token == 0 or place != places[token - 1]):
+                    own[token] = given[place]
+            yield Sample(tokens.ids, own, tokens.types, cut=tokens.cut)
 
     @property
     def _more(self) -> int | None:

@@ -126,6 +126,27 @@ class Tokenizer:
             types = np.array(kept.type_ids, np.int8)
             yield Tokens(ids, types, _inside(kept.offsets, text.spans), size - len(ids))
 
+    def words(
+        self, rows: Iterable[tuple[str, Sequence[str]]], limit: int | None
+    ) -> Iterator[tuple[Tokens, list[int | None]]]:
+        """The tokens of each row of words, which are split apart, and of which word each is.
+
+        As transformers splits them: each has a blank before it. Raises GraphgenError for words that
+        the tokenizer cannot split.
+        """
+        cutting = self._cutting(limit, True)
+        for one in filter(None, (self.whole, cutting)):
+            if type(one.pre_tokenizer).__name__ == "ByteLevel":
+                one.pre_tokenizer.add_prefix_space = True
+        for where, words in rows:
+            whole = encoded(where, self.whole, [*words])
+            kept = whole
+            if limit is not None and len(whole.ids) > limit:
+                kept = encoded(where, cutting, [*words])
+            ids, types = np.array(kept.ids, np.int32), np.array(kept.type_ids, np.int8)
+            counted = np.ones(len(ids), bool)
+            yield Tokens(ids, types, counted, len(whole.ids) - len(ids)), kept.word_ids
+
     def _cutting(self, limit: int | None, special: bool) -> Any:
         if limit is None:
             return None

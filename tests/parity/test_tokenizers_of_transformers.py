@@ -12,6 +12,7 @@ from graphgen.generation.prompts import removes_spaces, without_spaces
 from graphgen.models.published.tokenizer import tokenizer
 from graphgen.models.published.tokenizer_classes import class_remarks
 from graphgen.models.published.tokenizer_files import check_tokenizer
+from graphgen.train.tokens import Tokenizer as Words
 
 transformers = pytest.importorskip("transformers", reason="needs transformers (make parity)")
 
@@ -244,3 +245,22 @@ def test_texts_are_those_of_transformers(kind: str, told: Any, tmp_path: Path) -
     text = without_spaces(text) if removes_spaces(tmp_path, ours) else text
     assert text == theirs.decode(tokens, skip_special_tokens=True)
     assert (" ." in text) == (not told or (kind == "BPE" and told is True))
+
+
+@pytest.mark.parametrize("before", ["ByteLevel", "Metaspace", "Whitespace"])
+def test_words_are_split_as_in_transformers(before: str, tmp_path: Path) -> None:
+    """For classes of tokens; a byte-level one has `add_prefix_space`, as in the examples."""
+    words = ["Hello", "un-believable", "a b", "", "don't"]
+    known = {c: i for i, c in enumerate(sorted({*pre_tokenizers.ByteLevel.alphabet(), "\u2581"}))}
+    made = Tokenizer(models.BPE(known, [], unk_token="!"))
+    kind = getattr(pre_tokenizers, before)
+    made.pre_tokenizer = kind(add_prefix_space=False) if before == "ByteLevel" else kind()
+    made.save(str(tmp_path / "tokenizer.json"))
+    if before == "ByteLevel":
+        made.pre_tokenizer = kind(add_prefix_space=True)
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=made)
+    for limit in (None, 6):
+        given = {"truncation": limit is not None, "max_length": limit}
+        wanted = theirs(words, is_split_into_words=True, **given)
+        [(found, places)] = Words(tmp_path).words([("row 1", words)], limit)
+        assert found.ids.tolist() == wanted["input_ids"] and places == wanted.word_ids()

@@ -9,6 +9,7 @@ import pytest
 
 from graphgen.errors import GraphgenError, GraphgenWarning
 from graphgen.export.columns import Chunk, Rows
+from graphgen.export.tables import open_table
 from graphgen.plan import TensorType
 from graphgen.train.batches import stream
 from graphgen.train.data import Dataset, LabelKind
@@ -289,3 +290,28 @@ def test_a_folder_of_parquet_files_is_one_split(tmp_path):
     write("test-00000-of-00001")
     with pytest.raises(GraphgenError, match="files of the splits test, train; give one file"):
         read(str(tmp_path), INPUTS, batch=20)
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_columns_may_have_other_names(ending, tmp_path):
+    """That of a class, which a column of datasets has, goes with it."""
+    path = tmp_path / f"a.{ending}"
+    if ending == "csv":
+        path.write_text("review,stars\ngood,1\n")
+    else:
+        features = {"stars": {"names": ["bad", "good"], "_type": "ClassLabel"}}
+        features["tags"] = {"feature": features["stars"], "_type": "List"}
+        noted = {"huggingface": json.dumps({"info": {"features": features}})}
+        table = pa.table({"review": ["good"], "stars": [1], "tags": [[0]]})
+        parquet.write_table(table.replace_schema_metadata(noted), path)
+    found = open_table(path, {"text": "review", "label": "stars"})
+    assert found.names[:2] == ["text", "label"]
+    assert next(found.rows(["text"])) == {"text": "good"}
+    assert found.numbers("label", np.int64)[0] == 1
+    if ending == "parquet":
+        assert found.classes("label") == found.classes("tags") == ["bad", "good"]
+    for columns in ({"text": "reviews"}, {"stars": "review"}):
+        with pytest.raises(GraphgenError, match="columns that are renamed have to be there"):
+            open_table(path, columns)
+    with pytest.raises(GraphgenError, match="--columns is for tables"):
+        read("a.npz", {}, columns={"text": "review"})

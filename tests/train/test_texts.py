@@ -116,6 +116,33 @@ def test_only_a_completion_and_its_end_are_learned(samples):
         samples(rows[0], max_length=2)
 
 
+def test_the_first_token_of_a_word_has_its_label(samples):
+    """As in transformers' examples of token classification."""
+    inputs = {**LABELED, "labels": TOKENS}
+    how = {"inputs": inputs, "classes": 3, "config": {"id2label": {0: "O", 1: "B-X", 2: "I-X"}}}
+    rows = [
+        {"tokens": ["w1", "w2.w3", "w4"], "ner_tags": ["O", "B-X", "I-X"]},
+        {"tokens": [], "ner_tags": []},
+        {"text": "w1", "tokens": ["w5"], "ner_tags": ["B-X"]},
+    ]
+    found, report = samples(*rows, **how)
+    assert found["input_ids"] == [[BOS, W + 1, W + 2, 0, W + 3, W + 4], [BOS, W + 5]]
+    assert found["labels"] == [[-100, 0, 1, -100, -100, 2], [-100, 1]]
+    assert (report.kind, report.labels, report.dropped_rows) == ("words", 4, 1)
+    found, report = samples(*rows, **how, max_length=3)
+    assert found["labels"][0] == [-100, 0, 1] and report.cut_tokens == 3
+    numbered = [{"tokens": ["w1", "w2"], "tags": [2, -100]}]
+    assert samples(*numbered, **how)[0]["labels"] == [[-100, 2, -100]]
+    for row, told in (
+        ({"tokens": ["w1"], "tags": [1, 2]}, "line 2: 1 tokens and 2 tags; give one for each"),
+        ({"tokens": ["w1"], "tags": ["Y"]}, "line 2: 'tags' is 'Y'; give numbers"),
+        ({"tokens": "w1", "tags": [1]}, "line 2: 'tokens' is 'w1'; give a list of words"),
+        ({"tokens": ["w1"], "tags": 1}, "line 2: 'tags' is 1; give a list"),
+    ):
+        with pytest.raises(GraphgenError, match=told):
+            samples(*numbered, row, **how)
+
+
 def test_the_end_of_a_text_is_learned_if_that_is_wanted(samples):
     rows = [{"text": "w1 w2"}, {"text": "w3 </s>"}, {"text": "w1 w2 w3"}]
     found = samples(*rows, eos=True, max_length=3)[0]["labels"]
@@ -330,7 +357,7 @@ BAD = {
     "no room": ({"text": "w1"}, {"max_length": 1}, "--max-length 2 leaves no room: .* adds 2"),
     "another input": ({"text": "w1"}, {"inputs": MASKED | {"pixels": TOKENS}},
                       "texts give input_ids, masks, types, positions and labels; the artifacts"),
-    "too few tokens": ({"text": "w1"}, {"classes": 20}, "has 40 tokens and the model 20"),
+    "too few tokens": ({"text": "w1"}, {"classes": 20}, "one of 20 classes, fewer than the"),
     "a blank in a name": ({"text ": "w1"}, {}, "a.jsonl has 'text '; the artifacts take input_ids"),
     "preferences": ({"prompt": "w1", "chosen": "w2", "rejected": "w3"}, {},
                     "of which one is chosen and one rejected, and each would be learned as if"),
@@ -481,6 +508,11 @@ def test_a_text_may_have_a_number_or_several(samples):
     three = LABELED | {"labels": TensorType(FLOAT, ("batch", 3))}
     found, report = samples({"text": "w1", "labels": [0, 1, 1]}, inputs=three, classes=None)
     assert found["labels"] == [[0.0, 1.0, 1.0]] and report.labels == 3
+    names = {"inputs": three, "classes": None, "config": {"id2label": {1: "b", 0: "a", 2: "c"}}}
+    rows = [{"text": "w1", "label": given} for given in (["c", "a"], [], ["b"], [0, 1, 0])]
+    assert samples(*rows, **names)[0]["labels"] == [[1, 0, 1], [0, 0, 0], [0, 1, 0], [0, 1, 0]]
+    with pytest.raises(GraphgenError, match="line 1: 'label' is not a list of numbers"):
+        samples({"text": "w1", "label": ["d"]}, **names)
     for label, message in (
         ([0, 1], r"line 1: 'label' is \[0, 1\]; give 3 numbers"),
         ([0, 1, True], "line 1: 'label' has true or false"),

@@ -114,11 +114,15 @@ def panics() -> Iterator[None]:
         raise RuntimeError(str(error)) from error
 
 
-def encoded(who: str, tokenizer: Any, *texts: str, special: bool = True) -> Any:
-    """What a tokenizer makes of a text, or of a pair. Raises GraphgenError if it cannot."""
+def encoded(who: str, tokenizer: Any, *texts: str | list[str], special: bool = True) -> Any:
+    """What a tokenizer makes of a text, of its words, or of a pair.
+
+    Raises GraphgenError if it cannot.
+    """
+    words = isinstance(texts[0], list)
     try:
         with panics():
-            return tokenizer.encode(*texts, add_special_tokens=special)
+            return tokenizer.encode(*texts, is_pretokenized=words, add_special_tokens=special)
     except Exception as error:  # it raises nothing more specific, say for want of [UNK]
         raise GraphgenError(
             f"{who}: tokenizer.json does not split the text {texts[0]!r:.40}: {error}; "
