@@ -148,7 +148,8 @@ def from_folder(
         for name, (part, inputs) in parts.items()
     }
     bare = fresh is None and not any(name.startswith(family.prefix) for name in stored)
-    noted = note(task, family.current(stored), several=len(parts) > 1, bare=bare)
+    asked = config.asked or any(part.asked for part in config.parts.values())
+    noted = note(task, family.current(stored), asked=asked, bare=bare)
     for model in models.values():
         note_held(family, module, model)
         note_modules(family, model, names)

@@ -43,13 +43,16 @@ class Checkpoint(NamedTuple):
     rounded: list[str]
 
 
-def note(task: str, stored: Mapping[str, Weight], *, several: bool, bare: bool) -> str:
-    """The metadata of a graph for a task, made of weights by their present names."""
+def note(task: str, stored: Mapping[str, Weight], *, asked: bool, bare: bool) -> str:
+    """The metadata of a graph for a task, made of weights by their present names.
+
+    These are in it if the module `asked` for them, as for those that make it another one.
+    """
     kinds = {n: w.dtype.name for n, w in stored.items() if w.dtype.is_floating_point()}
     [(most, _)] = Counter(kinds.values()).most_common(1) or [("FLOAT", 0)]
     others = {name: kind for name, kind in sorted(kinds.items()) if kind != most}
     noted = {"task": task, "dtype": most, "dtypes": others, "bare": bare}
-    return json.dumps(noted | ({"stored": sorted(stored)} if several else {}))
+    return json.dumps(noted | ({"stored": sorted(stored)} if asked else {}))
 
 
 def note_held(family: Family, module: Module, model: ir.Model) -> None:

@@ -62,7 +62,7 @@ def bart(config: Config) -> Specification:
         decoder=one_side(config, kind, "decoder", counts["decoder"]),
         own_tables=tuple(own),
         tied=config.take("tie_word_embeddings", bool, True),
-        logits_bias="final_logits_bias" in config.stored,
+        logits_bias=config.has("final_logits_bias"),
     )
 
 
@@ -139,7 +139,7 @@ def from_padding(length: int, features: int, padding: int) -> Array:
 
 def stored(config: Config, name: str) -> bool:
     """Whether the checkpoint has a table of that name."""
-    return bool({f"{name}.weight", f"model.{name}.weight"} & config.stored)
+    return config.has(f"{name}.weight", f"model.{name}.weight")
 
 
 NAMES = {

@@ -136,7 +136,7 @@ NAMES: dict[str, Any] = {
     "vision_model.norm": "post_layernorm",
     "pooling": "vision_model.head",
     "pool": "attention",
-    **{f"pool.{name}": Part("in_proj", n, 3) for n, name in enumerate(("query", "key", "value"))},
+    **{f"pool.{name}": Part("in_proj_", n, 3) for n, name in enumerate(("query", "key", "value"))},
 }
 UNUSED = r".*\.position_ids|classifier\..*|vision_model\.(post_layernorm|head)\..*"
 
@@ -144,9 +144,8 @@ FAMILIES = {
     kind: Family(
         tasks=TASKS,
         names=NAMES,
-        older={r"(.*\.attention\.in_proj)_(weight|bias)": r"\1.\2"},
         renamed={  # as PEFT has them, for which torch's attention is one module
-            r"(.*\.head\.attention)\.in_proj": r"\1",
+            r"(.*\.head\.attention)\.in_proj_weight": r"\1",
             r"(.*\.head\.attention)\.out_proj": r"\1.base_layer.out_proj",
         },
         unused=UNUSED,

@@ -1,7 +1,6 @@
 """The configuration of a published checkpoint: each field is used, or refused by name."""
 
 import math
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -9,6 +8,7 @@ from typing import Any, NoReturn, TypeVar
 from graphgen.errors import GraphgenError
 from graphgen.files import read_json
 from graphgen.models.published.language_model import language_fields
+from graphgen.models.published.no_effect import WITHOUT_EFFECT
 from graphgen.nn.feed_forward import Activation
 
 T = TypeVar("T", bool, int, float, str)
@@ -17,26 +17,6 @@ W = TypeVar("W")
 _WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
 _LARGEST = 1 << 24  # size
 _MOST_LAYERS = 1000  # each becomes an object before the weights show that there are fewer
-
-_WITHOUT_EFFECT = re.compile(
-    r"_\w+|architectures|model_type|transformers_version|torch_dtype|dtype|tokenizer_class|"
-    r"\w+_token_id|\w+_token_ids|vocab_size_\w+|id2label|label2id|num_labels|problem_type|"
-    r"task_specific_params|finetuning_task|return_dict\w*|use_cache|use_return_dict|output_\w+|"
-    r"keys_to_ignore_at_inference|gradient_checkpointing|is_encoder_decoder|torchscript|tpu_\w+|"
-    r"initializer_\w+|\w*init_std|\w*dropout\w*|\w+_pdrop|\w*layerdrop|classifier_drop\w*|"
-    r"pretraining_tp|use_bfloat16|summary_\w+|pruned_heads|auto_map|quantization_config_\w+|"
-    r"pooler_\w+|encoder_stride|"  # heads that no task has
-    # How to generate; generation_config.json says it too.
-    r"max_length|min_length|do_sample|early_stopping|num_beams|num_beam_groups|diversity_penalty|"
-    r"temperature|top_k|top_p|typical_p|repetition_penalty|length_penalty|no_repeat_ngram_size|"
-    r"encoder_no_repeat_ngram_size|bad_words_ids|num_return_sequences|chunk_size_feed_forward|"
-    r"exponential_decay_length_penalty|suppress_tokens|begin_suppress_tokens|prefix|"
-    r"remove_invalid_values|force_bos_token_to_be_generated|student_\w+|replacing_rate|save_step|"
-    r"transformers\.js_config|custom_pipelines|cache_implementation|model_max_length|"
-    r"n_special|predict_special_tokens|name|language|neftune_noise_alpha|num_steps|"  # never read
-    r"unsloth_\w+|sbert_ce_default_activation_function|sentence_transformers|max_sequence_length"
-)
-"""Fields on how to train, store or generate: no tensor of a forward pass depends on them."""
 
 _OFF = ("is_decoder", "add_cross_attention", "tie_encoder_decoder", "tf_legacy_loss")
 """What older files note of any model; false is what every class without such a field does."""
@@ -71,7 +51,7 @@ class Config:
         self._null = fields.keys() - self._fields.keys()
         self._taken, self.ignored = set[str](), list[str]()
         self.parts, self.absent = dict[str, Config](), dict[str, list[Any]]()
-        self.stored: frozenset[str] = frozenset()
+        self.stored, self.asked = frozenset[str](), False
         self.where, self.model_type = where, "model"
         self.model_type = self.take("model_type", str)
 
@@ -125,6 +105,11 @@ class Config:
     def given(self, name: str) -> Any:
         """A field as the file has it, only looked at: None if it is absent."""
         return self._fields.get(name)
+
+    def has(self, *beginnings: str) -> bool:
+        """Whether the checkpoint has a weight whose name begins so; that is noted, as `asked`."""
+        self.asked = True
+        return any(name.startswith(beginnings) for name in self.stored)
 
     def part(self, name: str, model_type: str, **absent: Any) -> "Config":
         """The configuration in a field, an object, of a part of this model type.
@@ -187,7 +172,7 @@ class Config:
             f"{name} = {value!r:.60}"
             for name, value in sorted(self._fields.items())
             if name not in self._taken
-            and not _WITHOUT_EFFECT.fullmatch(name)
+            and not WITHOUT_EFFECT.fullmatch(name)
             and not (value is False and name in _OFF)
             and value not in ("", [], {})  # which says nothing
         ]

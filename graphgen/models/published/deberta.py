@@ -131,8 +131,8 @@ class DebertaLM(MaskedLM):
 
     def __init__(self, config: Config, encoder: Encoder):
         self.legacy = config.take("legacy", bool, True)
-        newer = any(name.startswith("lm_predictions.") for name in config.stored)
-        if self.legacy and newer and not any(name.startswith("cls.") for name in config.stored):
+        newer = config.has("lm_predictions.")
+        if self.legacy and newer and not config.has("cls."):
             config.refuse("legacy", True, "false: the checkpoint's head is lm_predictions")
         super().__init__(config, encoder)
 

@@ -39,9 +39,10 @@ class Family:
 
     `tasks` make a module from a configuration. `names` say what the checkpoint calls a part of a
     parameter's path: "attention": "self_attn", or "" if it has no name for it; "gated.up" is only
-    the `up` of a `gated`. A `Part` is one of several that are stored as one; where only the module
-    knows how many there are, a function of it makes the part. `older` maps patterns of former names
-    of weights to their present names. `tied` maps weights to the one they may share; `same` maps
+    the `up` of a `gated`, and one that ends in _ has no point behind it. A `Part` is one of several
+    that are stored as one; where only the module knows how many there are, a function of it makes
+    the part. `older` maps patterns of former names of weights to their present names. `tied` maps
+    weights to the one they may share; `same` maps
     further copies to the original.
     Weights that begin with `prefix` do so in checkpoints with a head; in those of the body alone
     they need not. `unused` is a pattern of weights that checkpoints may hold and the task may leave
@@ -85,7 +86,7 @@ class Family:
                 return found._replace(names=names)
             parts.append(found)
             outer, inside = piece, f"{inside}.{piece}".removeprefix(".")
-        return part._replace(name=".".join(filter(None, parts)))
+        return part._replace(name=".".join(filter(None, parts)).replace("_.", "_"))
 
     def turned(self, module: Module) -> set[str]:
         """The parameters whose last two axes are swapped in the checkpoint."""

@@ -19,7 +19,7 @@ class Alone:
         config.replace({n: value for n, value in absent.items() if config.given(n) is None})
         without_effect(config)
         size = config.take("projection_dim", int, 512) if self.clip else None
-        projected = f"{projection}.weight" in config.stored
+        projected = config.has(f"{projection}.weight")
         make: Any = super().__init__
         make(config, self.clip, size if projected else None)
         self.output = f"{'text' if side == 'text' else 'image'}_embeds"
@@ -60,7 +60,6 @@ FAMILIES = {
     f"{kind}_{side}_model": Family(
         tasks={"feature-extraction": tower},
         names=BOTH[kind].names,
-        older=BOTH[kind].older,
         unused=r"(.*\.)?position_ids",
         prefix=f"{side}_model.",
     )

@@ -54,7 +54,7 @@ def t5(config: Config) -> Specification:
     if kind != "mt5":  # of UMT5 since transformers 5.24; null: not
         scaled = bool(config.optional("scale_decoder_outputs", bool, tied))
     # Newer files say that all are tied, but store the ones that are not.
-    apart = "lm_head.weight" in config.stored and not (kind == "t5" and scaled)
+    apart = config.has("lm_head.weight") and not (kind == "t5" and scaled)
     return Specification(
         encoder=side(layers, one_sided=False),
         decoder=side(config.take("num_decoder_layers", int, layers), one_sided=True),

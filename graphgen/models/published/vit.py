@@ -24,11 +24,13 @@ class Images(nn.Module):
     def __init__(self, config: Config, encoder: Encoder, *, classify: bool):
         self.encoder = encoder
         self.mean = config.model_type in _DINO
+        taught = "distillation_classifier.weight"  # there is a classifier for each learned vector
+        self.taught = config.model_type == "deit" and config.has(taught)
         self.classifier = self.distillation_classifier = None
         if classify:
             features = encoder.features * (1 + self.mean)
             self.classifier = nn.Linear(features, labels(config))
-            if teacher(config):
+            if self.taught:
                 self.distillation_classifier = nn.Linear(features, labels(config))
 
     def __call__(self, pixel_values: Tensor) -> dict[str, Tensor]:
@@ -48,11 +50,6 @@ class Images(nn.Module):
     def inputs(self) -> dict[str, TensorSpec]:
         """The encoder's."""
         return self.encoder.inputs()
-
-
-def teacher(config: Config) -> bool:
-    """Whether the checkpoint has a classifier for each learned vector of DeiT."""
-    return config.model_type == "deit" and "distillation_classifier.weight" in config.stored
 
 
 def vit(config: Config) -> Encoder:
@@ -188,8 +185,11 @@ FAMILIES = {
     "vit_msn": replace(_VIT, older=_BARE),
     "deit": Family(
         tasks=tasks(vit),
-        names={**VIT, "encoder": "deit", "classifier": "classifier"},
-        older={r"cls_classifier\.(weight|bias)": r"classifier.\1"},
+        names={
+            **VIT,
+            "encoder": "deit",
+            "classifier": lambda images: Part(f"{'cls_' * images.taught}classifier"),
+        },
         unused=UNUSED,
         prefix="deit.",
         renamed=RENAMED,
