@@ -14,7 +14,8 @@ from typing import Any, Literal, TypeAlias, Unpack
 from graphgen.arguments import checked
 from graphgen.batch.engines import local, on_ray
 from graphgen.batch.images import PIXELS, Images
-from graphgen.batch.results import COLUMNS, Results
+from graphgen.batch.results import COLUMNS, SPEECH, Results
+from graphgen.batch.sounds import Sounds
 from graphgen.batch.texts import Text, Texts
 from graphgen.errors import GraphgenError, needed, one_of
 from graphgen.export.by_row import Given, adapted, numbers_of
@@ -27,6 +28,7 @@ from graphgen.generation import Generator
 from graphgen.generation.decoder import session_on, task_of
 from graphgen.generation.options import GenerationOptions, read_options
 from graphgen.models.published.folder import context
+from graphgen.models.published.wav2vec2 import SAMPLES
 from graphgen.passes.training.by_row import CHOICE
 from graphgen.runtime import Provider, Session
 
@@ -57,11 +59,17 @@ class _Reads:
         read = {name: kind for name, kind in self.session.inputs.items() if name != CHOICE}
         self.results = Results(folder, read, dims, task)
         self.columns, pixels = self.results.columns, read.get(PIXELS)
-        self.rows = texts if pixels is None else Images(folder, pixels.dims or (), base)
+        self.rows: Texts | Images | Sounds = texts
+        if pixels is not None:
+            self.rows = Images(folder, pixels.dims or (), base)
+        elif SAMPLES in read:
+            self.rows = Sounds(folder, base)
 
     def __call__(
         self, batch: Sequence[Any], chosen: Sequence[str | None]
     ) -> Sequence[tuple[Any, ...]]:
+        if len(batch) > 1 and isinstance(self.rows, Sounds):  # which run alone
+            return [self([one], [name])[0] for one, name in zip(batch, chosen, strict=True)]
         feeds = self.rows.feeds(batch) | {CHOICE: numbers_of("map", self.names, chosen, len(batch))}
         given = {name: feeds[name] for name in self.session.inputs}
         outputs = dict(zip(self.session.outputs, self.session(given), strict=True))
@@ -111,8 +119,8 @@ class StageOptions(GenerationOptions, total=False):
 class Stage:
     """A table of rows in, the same with columns of the model's results out.
 
-    `Texts` and `Images` describe rows; paths of images are relative to `base`. For rows from
-    anywhere else, it is a stage of Ray Data:
+    `Texts`, `Images` and `Sounds` describe rows; paths of files are relative to `base`. For rows
+    from anywhere else, it is a stage of Ray Data:
     `dataset.map_batches(Stage, fn_constructor_args=[folder], batch_format="pyarrow", ...)`.
     If the model continues texts, `options` are those of `generate`. `adapter` is merged into the
     weights; of `adapters`, which run beside them, each row has the one that its column `adapter`
@@ -136,10 +144,8 @@ class Stage:
     ) -> None:
         folder, self.batch = Path(folder), batch
         found, limit = task_of(folder), context(folder)
-        if found and found not in COLUMNS:
-            raise GraphgenError(
-                f"{folder} is for {found}; map reads texts and images: use graphgen generate"
-            )
+        if found and (found not in COLUMNS or found == SPEECH):
+            raise GraphgenError(f"{folder} is for {found}, word by word: use graphgen generate")
         if found and limit:
             limit -= 1  # one more token has to fit
         given = {name: value for name, value in options.items() if value is not None}

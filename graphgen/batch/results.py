@@ -8,18 +8,25 @@ import numpy as np
 
 from graphgen import ops
 from graphgen.batch.images import PIXELS
+from graphgen.batch.spelling import Spelling
 from graphgen.batch.texts import INPUTS
 from graphgen.errors import GraphgenError
 from graphgen.models.published.folder import labels, settings
+from graphgen.models.published.wav2vec2 import SAMPLES
 from graphgen.operands import Array
+
+SPEECH = "automatic-speech-recognition"
 
 COLUMNS = {
     "feature-extraction": ("embedding",),
-    **dict.fromkeys(("text-classification", "image-classification"), ("label", "score")),
+    **dict.fromkeys(
+        ("text-classification", "image-classification", "audio-classification"), ("label", "score")
+    ),
     "token-classification": ("labels", "scores"),
     **dict.fromkeys(
         ("text-generation", "text2text-generation"), ("generated_tokens", "generated_text")
     ),
+    SPEECH: ("generated_text",),
 }
 """The columns that each task adds to a row; there is no text without a tokenizer."""
 
@@ -34,9 +41,10 @@ class Results:
     """The rows of results of a folder's graph, whose inputs and outputs have these dimensions.
 
     feature-extraction: one of the outputs `WHOLE`, else the mean of last_hidden_state over the
-    tokens, or for an image its first vector, which stands for the whole. text-classification and
-    image-classification: the label with the highest logit, and its probability, which is its own
-    if labels do not exclude each other; the logit itself if problem_type is regression; for a
+    tokens, or for an image its first vector, which stands for the whole.
+    automatic-speech-recognition: the letters of the frames of a sound. The classifications of
+    texts, images and sounds: the label with the highest logit, and its probability, which is its
+    own if labels do not exclude each other; the logit itself if problem_type is regression; for a
     text, what a cross-encoder's configuration applies to the logit. token-classification: the same
     for each token. Raises GraphgenError if the graph is for none of them, or for another `task`.
     """
@@ -53,21 +61,23 @@ class Results:
         images = inputs.keys() == {PIXELS}
         kinds = {2: "image-classification" if images else "text-classification"}
         found = (kinds | {3: "token-classification"}).get(len(logits), "")
-        if logits and logits[-1] == config.get(
-            "vocab_size"
-        ):  # these are of the next token or a masked one
-            found = ""
-        if {*WHOLE, "last_hidden_state"} & outputs.keys():
+        sounds = SAMPLES in inputs
+        if sounds:
+            found = {2: "audio-classification", 3: SPEECH}.get(len(logits), "")
+        elif logits and logits[-1] == config.get("vocab_size"):
+            found = ""  # these are of the next token or a masked one
+        if {*WHOLE, "last_hidden_state"} & outputs.keys() and not sounds:
             found = "feature-extraction"
-        fits = images or set(INPUTS[:2]) <= inputs.keys() <= set(INPUTS)
+        fits = images or sounds or set(INPUTS[:2]) <= inputs.keys() <= set(INPUTS)
         if not found or not fits or task not in (None, found):
             raise GraphgenError(
                 f"{folder}: the graph makes {', '.join(outputs)} from {', '.join(inputs)}, which "
                 f"does not fit {task or 'a task of rows'}; tasks are {', '.join(COLUMNS)}, from "
-                f"{' and '.join(INPUTS[:2])}, or from {PIXELS}"
+                f"{' and '.join(INPUTS[:2])}, or from {PIXELS} or {SAMPLES}"
             )
         self.columns = COLUMNS[found]
-        if found != "feature-extraction":
+        self.spelled = Spelling(folder, logits[-1]) if found == SPEECH else None
+        if found not in ("feature-extraction", SPEECH):
             self.labels = labels(folder, logits[-1])
             problem = config.get("problem_type")
             alone = problem == "multi_label_classification" or len(self.labels) == 1
@@ -94,6 +104,8 @@ class Results:
                 return [(y,) for y in x[:, 0]]
             shares = (mask / mask.sum(1, keepdims=True)).astype(np.float32)
             return [(y,) for y in np.einsum("btd,bt->bd", x, shares)]
+        if self.spelled is not None:
+            return [(self.spelled(row),) for row in outputs["logits"].argmax(-1)]
         scores = np.asarray(self.score(outputs["logits"].astype(np.float32)))
         best, score = scores.argmax(-1), scores.max(-1)  # (B,) or (B, T)
         if best.ndim == 1 or mask is None:

@@ -33,6 +33,7 @@ from graphgen.models.published.gguf_like import differences
 from graphgen.models.published.language_model import PART_OF
 from graphgen.models.published.tokenizer_classes import class_remarks
 from graphgen.models.published.tokenizer_files import check_tokenizer, unread
+from graphgen.models.published.wav2vec2 import SAMPLES
 from graphgen.models.published.windows import windows
 from graphgen.nn import count_parameters
 from graphgen.passes import optimize
@@ -181,8 +182,10 @@ class Building:
                 f"{folder}: --layout genai is for decoders only, and {source.kind} has {parts}; "
                 "choose --layout plain"
             )
-        check_tokenizer(folder)
-        source.remarks.extend([*unread(folder), *class_remarks(folder)])
+        inputs = [x.name for model in source.models.values() for x in model.graph.inputs]
+        if SAMPLES not in inputs:  # what is made of sound is spelled by vocab.json
+            check_tokenizer(folder)
+            source.remarks.extend([*unread(folder), *class_remarks(folder)])
         outputs = [y.name for model in source.models.values() for y in model.graph.outputs]
         if any(str(name).startswith(PRESENT) for name in outputs):
             try:

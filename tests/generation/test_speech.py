@@ -333,7 +333,7 @@ def test_rows_are_not_heard(built: Path, tmp_path: Path, capsys: Any) -> None:
         str(tmp_path / "o"),
     ]
     assert main(command) == 2
-    assert "map reads texts and images: use graphgen generate" in capsys.readouterr().err
+    assert "word by word: use graphgen generate" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -91,11 +91,8 @@ def stored_weights(
         )
     config.stored = frozenset(noted.stored)
     module = family.tasks[noted.task](config)
-    if getattr(module, "shares", False):
-        raise GraphgenError(
-            f"{where}: several tokens share a row of the table, and the graph next to it alone "
-            "says which: train a table with a row for each token"
-        )
+    if reason := getattr(module, "one_way", ""):
+        raise GraphgenError(f"{where}: there is no way back to a checkpoint: {reason}")
     shapes = {path: item.shape for path, item in parameters_in(module)}
     if wrong := [p for p, shape in shapes.items() if p not in arrays or arrays[p].shape != shape]:
         more = f" and {len(wrong) - 4} more" if len(wrong) > 4 else ""

@@ -33,6 +33,7 @@ from graphgen.models.published import (
     static,
     t5,
     vit,
+    wav2vec2,
     whisper,
 )
 from graphgen.models.published.config import Config
@@ -72,6 +73,7 @@ FAMILIES: dict[str, Family] = {
     **t5.FAMILIES,
     **bart.FAMILIES,
     **whisper.FAMILIES,
+    **wav2vec2.FAMILIES,
 }
 """The families by the `model_type` of their configurations."""
 

@@ -9,7 +9,9 @@ WITHOUT_EFFECT = re.compile(
     r"keys_to_ignore_at_inference|gradient_checkpointing|is_encoder_decoder|torchscript|tpu_\w+|"
     r"initializer_\w+|\w*init_std|\w*dropout\w*|\w+_pdrop|\w*layerdrop|classifier_drop\w*|"
     r"pretraining_tp|use_bfloat16|summary_\w+|pruned_heads|auto_map|quantization_config_\w+|"
-    r"pooler_\w+|encoder_stride|"  # heads that no task has
+    r"pooler_\w+|encoder_stride|tdnn_\w+|xvector_\w+|"  # heads that no task has
+    r"apply_spec_augment|mask_(time|feature|channel)_\w+|no_mask_\w+|ctc_\w+|num_negatives|"
+    r"\w*codevector\w*|contrastive_logits_temperature|diversity_loss_weight|freeze_\w+|"
     # How to generate; generation_config.json says it too.
     r"max_length|min_length|do_sample|early_stopping|num_beams|num_beam_groups|diversity_penalty|"
     r"temperature|top_k|top_p|typical_p|repetition_penalty|length_penalty|no_repeat_ngram_size|"

@@ -79,9 +79,10 @@ class Static(nn.Module):
         return dict.fromkeys(["input_ids", "attention_mask"], TOKENS)
 
     @property
-    def shares(self) -> bool:
-        """Whether several tokens share a row, by numbers that are no parameter."""
-        return self.table.rows != self.table.count
+    def one_way(self) -> str:
+        """Why there is no way back to a checkpoint, if there is none."""
+        shared = self.table.rows != self.table.count
+        return "several tokens share a row of the table, and only the graph says which" * shared
 
     @property
     def features(self) -> int:

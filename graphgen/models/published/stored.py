@@ -13,6 +13,7 @@ from graphgen.models.published.language_model import PART_OF, language_only
 from graphgen.models.published.mxfp4 import unpacked
 from graphgen.models.published.quanto import quanto_in
 from graphgen.models.published.sentence_modules import modules_of
+from graphgen.models.published.weight_norm import plain
 from graphgen.models.published.weights import read_weights
 from graphgen.safetensors import Weight
 
@@ -40,7 +41,7 @@ def stored_in(
     if gguf is not None:  # whose matrices all have a row for each output
         stored = read_gguf(open_gguf(gguf), config)
     else:
-        stored = unpacked(read_weights(folder))
+        stored = plain(unpacked(read_weights(folder)))
         if config.given(PART_OF):
             stored, line = language_only(config, stored)
             remarks.append(line)
