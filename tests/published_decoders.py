@@ -312,11 +312,21 @@ DECODERS: dict[str, dict[str, Any]] = {
         "parallel_attn": False,
         "num_attention_heads": 4,
     },
+    "mpt": {"vocab_size": 40, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 64}
+    | {"pad_token_id": 0},
+    "mpt, six heads": {
+        "d_model": 48,
+        "n_heads": 6,
+        "attn_config": {"clip_qkv": 1.5, "softmax_scale": 0.3},
+        "tie_word_embeddings": False,
+    },
     "bloom": {**_BLOOM, "n_head": 4},
     "bloom, six heads": {"hidden_size": 48, "n_head": 6, "tie_word_embeddings": False},
 }
 """The first of a model type is whole; the others are named after it, and differ in these fields."""
 
+SLOPED = ("bloom", "mpt")
+"""Model types without positions; falcon has them in one of its forms."""
 WRITTEN = ("gpt_oss", "ernie4_5_moe", "deepseek_v2")
 """Those with a softmax that no kernel is for."""
 

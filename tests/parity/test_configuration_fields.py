@@ -212,7 +212,7 @@ def given(which: str) -> dict[str, Any]:
     mask = np.ones_like(ids)
     mask[1, slice(0, 7) if small is decoders else slice(13, LENGTH)] = 0
     feeds = {"input_ids": ids, "attention_mask": mask}
-    if small is decoders and "bloom" not in which and "opt" not in which:
+    if small is decoders and which.split(",")[0] not in decoders.SLOPED and "opt" not in which:
         feeds["position_ids"] = np.maximum(mask.cumsum(1) - 1, 0)
     return feeds
 

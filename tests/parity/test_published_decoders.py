@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from published_decoders import DECODERS, WRITTEN, fields, weight
+from published_decoders import DECODERS, SLOPED, WRITTEN, fields, weight
 from random_checkpoints import write_weights
 
 import graphgen as gg
@@ -86,7 +86,7 @@ def test_logits_and_attentions(which: str, tmp_path: Path) -> None:
         ids, mask = padded(side, rows)
         positions = np.maximum(mask.cumsum(1) - 1, 0)
         given = {"input_ids": ids, "attention_mask": mask}
-        if fields(which)["model_type"] != "bloom":
+        if fields(which)["model_type"] not in SLOPED:
             given["position_ids"] = positions
         with torch.no_grad():
             tensors = {name: torch.tensor(x) for name, x in given.items()}
@@ -128,7 +128,7 @@ def test_tokens_of_the_cache_in_place(which: str, tmp_path: Path) -> None:
     own = gg.generate(tmp_path / "out", prompts, max_new_tokens=32, eos=[])
     list(own)
     # The mask of slopes is no mask of places.
-    assert (type(own._decoder).__name__ == "InPlace") == (which != "bloom")
+    assert (type(own._decoder).__name__ == "InPlace") == (which not in SLOPED)
     for prompt, tokens in zip(prompts, own.tokens, strict=True):
         options = {"max_new_tokens": 32, "do_sample": False, "eos_token_id": None}
         wanted = module.generate(torch.tensor([prompt]), pad_token_id=0, **options)
