@@ -3,6 +3,7 @@
 Numbers meet tensors of every dtype, values are compared, and operators get lists and attributes.
 """
 
+import platform
 import re
 from collections.abc import Callable
 from typing import Any
@@ -349,6 +350,8 @@ def test_of_nothing(dtype: Any) -> None:
 
 @pytest.mark.parametrize("limits", [(np.nan, 1.0), (-1.0, np.nan), (np.nan, np.nan), (2.0, -2.0)])
 def test_nan_is_no_limit(limits: tuple[float, float]) -> None:
+    if np.isnan(limits).any() and platform.machine() not in ("x86_64", "AMD64"):
+        pytest.skip("onnxruntime on Arm gives NaN where a limit is, as docs/values.md says")
     for x in (FLOAT, INFINITE, np.full((3, 2), np.nan, np.float32)):
         expect_the_same(lambda x: ops.clip(x, *map(float, limits)), x=x)
 

@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import itertools
 import json
+import platform
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -152,6 +153,8 @@ def test_the_committed_table_is_what_that_release_says(installed: dict[str, Any]
     version = onnxruntime.__version__
     if version not in runtimes:
         pytest.skip(f"onnxruntime {version} is in no table: that has {', '.join(runtimes)}")
+    if platform.machine() not in ("x86_64", "AMD64"):
+        pytest.skip("the table is of x86-64; on Arm, onnxruntime has further kernels for float16")
     assert installed["runtimes"] == {version: runtimes[version]}
     committed = kernels_of(table_of("kernels_cpu.json"), version)
     assert committed == kernels_of(installed, version)
