@@ -101,7 +101,8 @@ def _weigh(
     decay = options.exponential_decay_length_penalty
     if decay is not None and step > decay[0]:
         ends = row[list(options.eos)]
-        more = np.where(np.isfinite(ends), abs(ends), 0) * (decay[1] ** (step - decay[0]) - 1)
+        usual = abs(ends) < np.finfo(row.dtype).max  # that is what stands for infinity above
+        more = np.where(usual, abs(ends), 0) * (decay[1] ** (step - decay[0]) - 1)
         row[list(options.eos)] = ends + more
 
 

@@ -1,5 +1,6 @@
 """Generation: tokens against a graph that reads everything anew at each step, options, errors."""
 
+import dataclasses
 import itertools
 import json
 import shutil
@@ -564,6 +565,10 @@ def test_biases_and_what_the_source_forbids() -> None:
         np.testing.assert_array_equal(found, np.nan_to_num(np.array(wanted)))
     [found] = processed(given, [[]], Options(remove_invalid_values=True), step=0)
     np.testing.assert_array_equal(found, np.nan_to_num(given[0]))
+    later = Options(eos=[0], min_new_tokens=9, exponential_decay_length_penalty=(1, 3.0))
+    later = dataclasses.replace(later, remove_invalid_values=True)
+    [found] = processed(np.ones((1, 2), np.float32), [[]], later, step=8)
+    assert found.tolist() == [np.finfo(np.float32).min, 1]  # what may not come yet stays so
 
 
 @pytest.mark.parametrize(
