@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import published_decoders as decoders
 import pytest
 from random_checkpoints import GROUPED
 
@@ -37,6 +38,9 @@ def save(kind: str, folder: Path) -> Any:
     """A small model of random weights, of all its parts."""
     base = transformers.CONFIG_MAPPING[kind]()
     text = {n: x for n, x in base.text_config.to_dict().items() if n not in ANEW} | SMALL
+    if kind == "kimi_k25":
+        text |= decoders.fields("deepseek_v3") | {"vocab_size": 200}
+        text |= {"head_dim": 4, "qk_head_dim": 10}
     if "vl" in kind and kind.startswith("qwen"):
         text["rope_parameters"] = {"rope_type": "default", "mrope_section": [1, 1, 2]}
         text["rope_parameters"]["rope_theta"] = 1e4
@@ -52,6 +56,12 @@ def save(kind: str, folder: Path) -> Any:
         for weight in model.parameters():
             weight.normal_(*(0, 0.3) if weight.ndim > 1 else (1, 0.2))
     model.save_pretrained(folder)
+    if kind == "kimi_k25":  # whose layers are written by the names of those for images
+        from safetensors.torch import load_file, save_file
+
+        [file] = folder.glob("*.safetensors")
+        named = {n.replace("model.blocks.", "model.layers."): x for n, x in load_file(file).items()}
+        save_file(named, file)
     return model
 
 

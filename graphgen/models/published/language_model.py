@@ -22,6 +22,7 @@ TYPES = {
     "idefics2": "mistral",
     "idefics3": "llama",
     "internvl": "qwen2",
+    "kimi_k25": "deepseek_v3",
     "lighton_ocr": "qwen3",
     "llava": "llama",
     "llava_next": "llama",
@@ -41,7 +42,9 @@ TYPES = {
 }
 """The models of several parts, and the model type of their text part if it names none."""
 
-_SAME = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3"}
+_SAME = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3"} | {
+    "kimi_k2": "deepseek_v3"
+}
 """Types of text parts that are others as long as a token has one position, as in texts."""
 
 # What the classes of transformers use where a text part lacks these: such files are common.
@@ -53,6 +56,7 @@ _ABSENT = {
     "qwen2": (151936, 4096, 22016, 32, 32),
     "qwen3": (151936, 4096, 22016, 32, 32),
     "gemma3_text": (262208, 2304, 9216, 26, 8),
+    "deepseek_v3": (129280, 7168, 18432, 61, 128),
 }
 """The types that a text part may have. The whole leaves out what others do with logits."""
 
