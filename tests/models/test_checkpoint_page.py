@@ -35,7 +35,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "new": {**encoder_fields("gte"), "model_type": "new"},
     "kimi_k2": {**decoder_fields("deepseek_v3"), "model_type": "kimi_k2"},
     "whisper": WHISPER,
-    **{kind: {"model_type": kind} for kind in ("wav2vec2", "hubert")},
+    **{kind: {"model_type": kind} for kind in ("wav2vec2", "hubert", "dinov3_vit")},
     "model2vec": {"model_type": "model2vec", "vocab_size": 9, "hidden_size": 4},
 }
 

@@ -173,3 +173,42 @@ def test_weights_of_a_layer_too_many_are_refused(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(given))
     with pytest.raises(GraphgenError, match=r"text_model.encoder.layers.1.*is not in the archi"):
         from_folder(folder)
+
+
+DINO3: dict[str, Any] = {"model_type": "dinov3_vit", "hidden_size": 16, "intermediate_size": 24} | {
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_channels": 2,
+    "patch_size": 3,
+}
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_places_of_patches_turn_queries_and_keys(count: int, tmp_path: Path) -> None:
+    """Of DINOv3, whose images of equal patches differ by their places alone."""
+    family, given = FAMILIES["dinov3_vit"], {**DINO3, "num_register_tokens": count}
+    shapes = stored_shapes(family, family.tasks["feature-extraction"](Config(given)))
+    write_weights(tmp_path / "model.safetensors", {n: weight(n, s) for n, s in shapes.items()})
+    (tmp_path / "config.json").write_text(json.dumps(given))
+    model = gg.optimize(from_folder(tmp_path).model, expect={"attention": 1}).model
+    images = np.random.default_rng(0).standard_normal((1, 2, 6, 9)).astype(np.float32)
+    swapped = np.concatenate([images[:, :, 3:], images[:, :, :3]], axis=2)
+    (x,), (y,) = (run_plain(model, {"pixel_values": one}) for one in (images, swapped))
+    assert x.shape == (1, 1 + count + 6, 16)
+    moved = np.concatenate([y[:, 4 + count :], y[:, 1 + count : 4 + count]], axis=1)
+    assert relative_rms(x[:, 1 + count :], moved) > 0.01
+    assert lost(tmp_path) == set()
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"num_attention_heads": 3}, "num_attention_heads is 3; it must be 16 by a multiple of 4"),
+        ({"num_register_tokens": -1}, "num_register_tokens is -1; it must be a number from 0 to"),
+        ({"key_bias": 1}, "key_bias is 1; it must be true or false"),
+        ({"rope_theta": "a"}, "rope_theta is 'a'; it must be a number"),
+    ],
+)
+def test_fields_of_dinov3_are_refused(fields: dict[str, Any], told: str) -> None:
+    with pytest.raises(GraphgenError, match=told):
+        FAMILIES["dinov3_vit"].tasks["feature-extraction"](Config(DINO3 | fields))

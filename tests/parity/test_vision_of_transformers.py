@@ -53,6 +53,14 @@ ENCODERS: dict[str, tuple[str, str, dict[str, Any], tuple[int, int]]] = {
         (24, 36),
     ),
     "registers, smaller": ("Dinov2WithRegisters", "Model", {**DINO, "image_size": 45}, (10, 15)),
+    "dinov3": ("DINOv3ViT", "Model", {**SQUARE, "num_register_tokens": 3}, (15, 20)),
+    "dinov3, gated": (
+        "DINOv3ViT",
+        "Model",
+        {**SQUARE, **dict.fromkeys(("query_bias", "value_bias", "proj_bias", "mlp_bias"), False)}
+        | {"key_bias": True, "use_gated_mlp": True, "hidden_act": "silu", "rope_theta": 50.0},
+        (26, 15),
+    ),
     "dinov2, larger": ("Dinov2", "Model", {**DINO, "mlp_ratio": 3}, (24, 36)),
     "dinov2, smaller": ("Dinov2", "Model", DINO, (10, 15)),
 }

@@ -79,8 +79,8 @@ class Layer(nn.Module):
         self.feed_forward = parts.feed_forward()
         self.scale2 = None if scale is None else Parameter(scale, initialize=ones)
 
-    def __call__(self, x: Tensor, mask: Tensor | None = None) -> Tensor:  # (B, T, D)
-        y = self.attention(self.norm1(x), mask=mask)
+    def __call__(self, x: Tensor, mask: Tensor | None = None, **how: Any) -> Tensor:  # (B, T, D)
+        y = self.attention(self.norm1(x), mask=mask, **how)
         x = x + (y if self.scale1 is None else y * self.scale1)
         y = self.feed_forward(self.norm2(x))
         return x + (y if self.scale2 is None else y * self.scale2)  # type: ignore[no-any-return]
