@@ -299,6 +299,7 @@ class Texts:
         limit: int | None,
         optional: Sequence[str] = (),
         end: int | None = None,
+        kept: bool = True,
     ) -> Iterator[Tokens | None]:
         """The tokens of the texts in these columns of each row, joined; None for an empty one."""
 
@@ -309,11 +310,11 @@ class Texts:
                 empty = not all(parts[: len(names)])
                 yield None if empty else Text(where, parts)
 
-        return self.tokenizer.encode(texts(), limit, end=end)
+        return self.tokenizer.encode(texts(), limit, end=end, kept=kept)
 
     def _texts(self, names: Sequence[str]) -> Iterator[Sample | None]:
         end = self.tokenizer.wanted("eos_token") if self.eos else None
-        return map(_shifted, self._split(names, self._more, end=end))
+        return map(_shifted, self._split(names, self._more, end=end, kept=False))
 
     def _completions(self, names: Sequence[str]) -> Iterator[Sample | None]:
         def texts() -> Iterator[Text | None]:
@@ -324,7 +325,7 @@ class Texts:
                 yield Text(where, [whole], spans) if completion else None
 
         eos = self.tokenizer.wanted("eos_token")
-        return map(_shifted, self.tokenizer.encode(texts(), self._more, end=eos))
+        return map(_shifted, self.tokenizer.encode(texts(), self._more, end=eos, kept=False))
 
     def _chat(self, names: Sequence[str]) -> Iterator[Sample | None]:
         def texts() -> Iterator[Text | None]:

@@ -89,22 +89,26 @@ class Tokenizer:
         *,
         special: bool = True,
         end: int | None = None,
+        kept: bool = True,
     ) -> Iterator[Tokens | None]:
         """The tokens of each text, at most `limit`, with what the post-processor adds if `special`.
 
-        The token `end` ends each, and counts, unless the text's end was cut. None for None. Raises
-        GraphgenError for a text that the tokenizer cannot split.
+        The token `end` ends each, and counts, unless the text's end was cut; unless it is `kept`,
+        what the post-processor puts there then goes, too. None for None. Raises GraphgenError for a
+        text that the tokenizer cannot split.
         """
         cutting, source, room, left = self._cutting(limit, special), iter(texts), limit, False
-        if cutting is not None and limit is not None and end is not None:
+        if cutting is not None and limit is not None and (end is not None or not kept):
             left = cutting.truncation["direction"] == "left"
+        if left and cutting is not None and limit is not None and end is not None:
             added = self.whole.encode("", add_special_tokens=special).ids
-            if left and added[-1:] != [end]:
+            if added[-1:] != [end]:
                 room = limit - 1
                 cutting.enable_truncation(room, direction="left")
         while span := list(itertools.islice(source, _SPAN)):
             given = [text for text in span if text is not None]
-            found = self._encode(given, room, cutting, special)
+            slicing = not kept and cutting is not None and not left
+            found = self._encode(given, room, None if slicing else cutting, special)
             if end is not None:
                 found = (_ended(tokens, end, limit, left) for tokens in found)
             yield from (None if text is None else next(found) for text in span)
@@ -120,11 +124,12 @@ class Tokenizer:
             found = [encoded(t.where, self.whole, *t.parts, special=special) for t in span]
         for text, whole in zip(span, found, strict=True):
             size, kept = len(whole.ids), whole
-            if limit is not None and size > limit:
+            if cutting is not None and limit is not None and size > limit:
                 kept = encoded(text.where, cutting, *text.parts, special=special)
-            ids = np.array(kept.ids, np.int32)
-            types = np.array(kept.type_ids, np.int8)
-            yield Tokens(ids, types, _inside(kept.offsets, text.spans), size - len(ids))
+            ids = np.array(kept.ids[:limit], np.int32)
+            types = np.array(kept.type_ids[:limit], np.int8)
+            counted = _inside(kept.offsets[:limit], text.spans)
+            yield Tokens(ids, types, counted, size - len(ids))
 
     def words(
         self, rows: Iterable[tuple[str, Sequence[str]]], limit: int | None

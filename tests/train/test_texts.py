@@ -149,6 +149,18 @@ def test_the_end_of_a_text_is_learned_if_that_is_wanted(samples):
     assert found == [[W + 1, W + 2, EOS], [W + 3, EOS], [W + 1, W + 2, W + 3]]
 
 
+def test_the_end_of_a_text_that_is_cut_goes_too(samples):
+    """As in TRL: what the tokenizer puts there would teach to end anywhere."""
+    both = {"single": "<s> $A </s>", "max_length": 3}
+    for row in ({"text": "w1 w2 w3 w4"}, {"prompt": "w1", "completion": " w2 w3 w4"}):
+        found, report = samples(row, **both)
+        assert found["input_ids"] == [[BOS, W + 1, W + 2]] and found["labels"][0][-1] == W + 3
+        assert report.cut_tokens == 2 and report.cut_rows == 1
+        found, _ = samples(row, **both, truncation_side="left")
+        assert found["labels"][0][-1] == EOS
+    assert samples({"text": "w1 w2"}, **both)[0]["labels"] == [[W + 1, W + 2, EOS]]
+
+
 def test_the_end_of_a_completion_stands_once(samples):
     found, _ = samples({"prompt": "w1", "completion": " w2"}, single="<s> $A </s>")
     assert found["input_ids"] == [[BOS, W + 1, W + 2]]
