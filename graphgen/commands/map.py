@@ -47,7 +47,8 @@ def add_options(add: Callable[..., Any]) -> None:
     add(
         "--data",
         required=True,
-        help="rows with `text`, `ids`, `messages` or `image`: JSON lines, CSV, Parquet, Arrow",
+        help="rows with `text`, `ids`, `messages`, `image` or `audio`: JSON lines, CSV, Parquet or "
+        "Arrow",
         **FILE,
     )
     add("-o", "--out", dest="output", required=True, help="a .parquet file", **OUT)
@@ -56,9 +57,11 @@ def add_options(add: Callable[..., Any]) -> None:
         "feature-extraction",
         "text-classification",
         "image-classification",
+        "audio-classification",
         "token-classification",
         "text-generation",
         "text2text-generation",
+        "automatic-speech-recognition",
     )
     wanted = f"the task the folder must be for (its graph's): {', '.join(tasks)}"
     add("--task", choices=tasks, metavar="TASK", help=wanted)
