@@ -94,7 +94,7 @@ class Blocks:
         zeros = unpacked(self.zero_points, self.bits)[:, : self.scales.shape[1]]
         scales, zeros = (np.repeat(x, more, axis=1)[:, :count] for x in (self.scales, zeros))
         integers = packed(q[:, : self.columns].reshape(len(q), count, size), bits)
-        return Blocks(integers, scales, _padded(zeros, bits), self.columns, bits)
+        return Blocks(integers, scales, packed(zeros, bits), self.columns, bits)
 
     def finer(self, w: Array) -> "Blocks":
         """With four more bits of each weight of w, e from 0 to 15: q + (e - 8) / 16."""
@@ -241,12 +241,7 @@ def to_blocks(
             q, scale, zero = _compensated(part, factor, block_size, grid, top)
         integers[chunk] = packed(q.astype(np.uint8), bits).reshape(integers[chunk].shape)
         scales[chunk], zeros[chunk] = scale.reshape(-1, blocks), zero.reshape(-1, blocks)
-    return Blocks(integers, scales, _padded(zeros, bits), columns, bits)
-
-
-def _padded(zeros: Array, bits: Bits) -> Array:
-    """Zero points (N, blocks) as bytes, of which the last may be half empty."""
-    return packed(np.pad(zeros, ((0, 0), (0, zeros.shape[1] % 2 if bits == 4 else 0))), bits)
+    return Blocks(integers, scales, packed(zeros, bits), columns, bits)
 
 
 def _nearest(w: Array, scale: Array, zero: Array, top: int) -> Array:
@@ -345,8 +340,15 @@ def _not_zero(scale: Array) -> Array:
 
 
 def packed(q: Array, bits: Bits) -> Array:
-    """Numbers along the last axis as bytes: of two of four bits, the first is in the low bits."""
-    found: Array = q if bits == 8 else (q[..., 0::2] | q[..., 1::2] << 4).astype(np.uint8)
+    """Numbers along the last axis as bytes: of two of four bits, the first is in the low bits.
+
+    Beside a last one without another, these are 0.
+    """
+    if bits == 8:
+        return q
+    if q.shape[-1] % 2:
+        q = np.concatenate([q, np.zeros_like(q[..., :1])], axis=-1)
+    found: Array = (q[..., 0::2] | q[..., 1::2] << 4).astype(np.uint8)
     return found
 
 

@@ -136,13 +136,15 @@ def kept(who: str, node: ir.Node, stacks: Sequence[Stack], level: int, keep: Kee
     sizes = [_LARGEST if x is None else x.integers.shape[2] * 8 // x.bits for x in wholes]
     size = math.gcd(*sizes, *(layer.shape[2] for layer in layers))
     for layer, index, whole in zip(layers, _WEIGHTS, wholes, strict=True):
-        if whole is None:
-            whole = _rounded(who, node, index, layer, size, bits)
+        if whole is not None:
+            blocks = whole.divided(size, bits)
+        else:
+            blocks = _rounded(who, node, index, layer, size, bits)
             layer.reason = (
                 "no kernel of experts reads the minima, the order of columns or the several forms "
                 "of blocks that it has"
             )
-        found.append(_kept(layer, whole.divided(size, bits), keep))
+        found.append(_kept(layer, blocks, keep))
     why = f"{bits} bits, as the checkpoint has them"
     return layers, partial(_rewritten, node, found, size, bits, level, why)
 

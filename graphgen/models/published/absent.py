@@ -10,8 +10,11 @@ _ABSENT: dict[str, dict[str, Any]] = {
     "cohere": {"theta": 5e5, "tied": True},
     "cohere2": {"window": 4096, "tied": True},
     "deepseek_v2": {"experts": (64, None), "shared": 2, "query_latent": 1536},
-    "deepseek_v3": {"experts": (256, 8), "groups": (8, 4), "dense": 3, "normalized": True}
-    | {"factor": 2.5, "query_latent": 1536},
+    **dict.fromkeys(
+        ("deepseek_v3", "kimi_k2"),
+        {"experts": (256, 8), "groups": (8, 4), "dense": 3, "normalized": True}
+        | {"factor": 2.5, "query_latent": 1536},
+    ),
     "dots1": {"kv_heads": 32},
     "ernie4_5": {"kv_heads": 2, "head_dim": 128, "epsilon": 1e-5, "theta": 5e5, "tied": True},
     "ernie4_5_moe": {"kv_heads": 4, "epsilon": 1e-5, "theta": 5e5, "tied": True},
@@ -52,5 +55,4 @@ _ABSENT: dict[str, dict[str, Any]] = {
 
 def absent(config: Config, name: str, default: Any = None) -> Any:
     """What stands for a field that is absent."""
-    kind = "deepseek_v3" if config.model_type == "kimi_k2" else config.model_type
-    return _ABSENT.get(kind, {}).get(name, default)
+    return _ABSENT.get(config.model_type, {}).get(name, default)

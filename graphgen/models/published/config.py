@@ -102,6 +102,13 @@ class Config:
         self._taken.add(name)
         return self._fields.get(name, default)
 
+    def count(self, name: str, default: int) -> int:
+        """A field that counts something, from 0 to 65535."""
+        found = self.raw(name, default)
+        if type(found) is not int or not 0 <= found < 1 << 16:
+            self.refuse(name, found, "a number from 0 to 65535")
+        return found
+
     def given(self, name: str) -> Any:
         """A field as the file has it, only looked at: None if it is absent."""
         return self._fields.get(name)

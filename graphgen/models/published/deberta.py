@@ -84,9 +84,7 @@ def _specification(
     furthest = length if furthest < 1 else furthest
     if buckets is not None and furthest <= buckets // 2 + 1:
         config.refuse("position_buckets", buckets, f"below {2 * furthest - 2}")
-    types = config.raw("type_vocab_size", 0)
-    if type(types) is not int or not 0 <= types < 1 << 16:
-        config.refuse("type_vocab_size", types, "an integer of at least 0")
+    types = config.count("type_vocab_size", 0)
     terms = config.raw("pos_att_type", [])
     terms = terms.lower().replace(" ", "").split("|") if isinstance(terms, str) else terms
     if (

@@ -27,7 +27,7 @@ def deepseek(config: Config, **own: Any) -> Specification:
     experts, k = sizes["experts"], sizes["k"]
     config.expect("scoring_func", "softmax" if softmax else "sigmoid")
     config.expect("moe_layer_freq", 1)
-    shared = count(config, "n_shared_experts", absent(config, "shared", 1))
+    shared = config.count("n_shared_experts", absent(config, "shared", 1))
     options: dict[str, Any] = {
         "normalized": _normalized(config),
         "factor": config.take("routed_scaling_factor", float, absent(config, "factor", 1.0)),
@@ -77,7 +77,7 @@ def _groups(config: Config, experts: int, k: int) -> tuple[int, int]:
 def _dense(config: Config) -> Collection[int]:
     """The layers without experts."""
     if config.model_type != "glm4_moe_lite":
-        return range(count(config, "first_k_dense_replace", absent(config, "dense", 0)))
+        return range(config.count("first_k_dense_replace", absent(config, "dense", 0)))
     layers = config.take("num_hidden_layers", int)
     kinds = config.raw("mlp_layer_types", ["dense"] + ["sparse"] * (layers - 1))
     wanted = isinstance(kinds, list) and set(map(str, kinds)) <= {"dense", "sparse"}
@@ -91,14 +91,6 @@ def _dense(config: Config) -> Collection[int]:
 def gated(features: int, hidden: int, bias: bool = False) -> nn.FeedForward:
     """What all tokens use beside experts."""
     return nn.FeedForward(features, hidden, activation="silu", gated=True, bias=bias)
-
-
-def count(config: Config, name: str, default: int) -> int:
-    """A field that counts something, from 0 on."""
-    found = config.raw(name, default)
-    if type(found) not in (int, bool) or not 0 <= found < 1 << 16:
-        config.refuse(name, found, "an integer of at least 0")
-    return int(found)
 
 
 GUESSING = ("num_nextn_predict_layers", "num_mtp_layers")  # layers that guess further tokens

@@ -18,7 +18,8 @@ class Images(nn.Module):
     """The learned vectors and then one for each patch, by rows: (B, C, H, W) to (B, T, D)."""
 
     def __init__(self, config: Config):
-        features, heads = config.take("hidden_size", int, 384), config.take(*_HEADS)
+        features = config.take("hidden_size", int, 384)
+        heads = config.take("num_attention_heads", int, 6)
         size, rest = divmod(features, heads)
         if rest or size % 4:
             config.refuse("num_attention_heads", heads, f"{features} by a multiple of 4")
@@ -27,10 +28,8 @@ class Images(nn.Module):
         self.frequencies: Array = theta ** -np.arange(0, 1, 4 / size, dtype=np.float32)
         biased = {n: config.take(f"{n}_bias", bool, n != "key") for n in ("query", "key", "value")}
         last = config.take("proj_bias", bool, True)
-        hidden, bias = (
-            config.take("intermediate_size", int, 1536),
-            config.take("mlp_bias", bool, True),
-        )
+        hidden = config.take("intermediate_size", int, 1536)
+        bias = config.take("mlp_bias", bool, True)
         gated = config.take("use_gated_mlp", bool, False)
         kind = config.choose("hidden_act", ACTIVATIONS, "gelu")
         config.ignore("layerscale_value", "drop_path_rate", "apply_layernorm", "stage_names")
@@ -54,9 +53,7 @@ class Images(nn.Module):
             scaled=True,
         )
         self.features, self.picture = features, picture(config, 16)
-        count: Any = config.raw("num_register_tokens", 0)
-        if type(count) is not int or not 0 <= count < 1 << 16:
-            config.refuse("num_register_tokens", count, "a number from 0 to 65535")
+        count = config.count("num_register_tokens", 0)
         self.patches = Patches(features, self.picture)
         self.whole = Parameter((1, 1, features), initialize=normal(0.02))
         # Of none, the checkpoint has a tensor, too.
@@ -89,9 +86,6 @@ class Images(nn.Module):
     def inputs(self) -> dict[str, TensorSpec]:
         """Images of any size."""
         return {"pixel_values": float32["batch_size", self.picture.image[0], "height", "width"]}
-
-
-_HEADS = ("num_attention_heads", int, 6)
 
 
 def _middles(count: Any) -> Tensor:

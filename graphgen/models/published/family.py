@@ -171,16 +171,17 @@ class Family:
                     problems += wrong
                 continue
             weights = [[stored[name] for name in row] for row in rows]
+            halves = path.rpartition(".")[2] in self.halved
             if isinstance(source, Stack):
                 read = partial(stacked, weights, source.alternate)
-            elif path.rpartition(".")[2] in self.halved:
+            elif halves:
                 read = partial(alternated, weights[0][0])
             else:
                 read = partial(part_of, weights[0][0], turned, source)
             found[path] = made = lazily(shape, dtype, path, read)
             if isinstance(source, Stack):
                 keep_stack(made, weights, source.alternate)
-            elif path.rpartition(".")[2] not in self.halved:
+            elif not halves:
                 keep(made, weights[0][0], source, turned)
         unused = f"{self.unused}|{getattr(module, 'unused', '')}"
         extra = sorted(

@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 from graphgen.models.published.config import Config
-from graphgen.models.published.deepseek import count
 from graphgen.models.published.experts import Experts, sizes_of
 from graphgen.models.published.named import (
     all_turned,
@@ -28,7 +27,7 @@ def granite(config: Config) -> Specification:
     if kind == "granitemoehybrid":
         own = _attention_alone(config)
     elif kind != "granite":
-        shared = count(config, "shared_intermediate_size", 0) if kind == "granitemoeshared" else 0
+        shared = config.count("shared_intermediate_size", 0) if kind == "granitemoeshared" else 0
         own["feed_forward"] = _experts(config, shared)
     scaling = factor("logits_scaling")
     if scaling <= 0.0:

@@ -36,9 +36,7 @@ def gte(config: Config) -> EncoderSpecification:
     config.expect("logn_attention_scale", False)
     config.ignore("logn_attention_clip1", "unpad_inputs", "use_memory_efficient_attention")
     config.expect("pack_qkv", True)
-    types = config.raw("type_vocab_size", 1)
-    if type(types) is not int or not 0 <= types < 1 << 16:
-        config.refuse("type_vocab_size", types, "an integer of at least 0")
+    types = config.count("type_vocab_size", 1)
     sizes = config.take("hidden_size", int), config.take("intermediate_size", int)
     activation = config.choose("hidden_act", ACTIVATIONS, "gelu")
 

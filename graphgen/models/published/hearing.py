@@ -53,10 +53,11 @@ class Hearing(nn.Module):
         self.masked = kind == "layer"  # the others were not trained with a mask
         sizes = _sizes(config)
         bias = take("conv_bias", bool, False)
-        norms = [kind] + [kind if self.masked else ""] * len(sizes)
         self.frames = [
-            Features(size, bias=bias, norm=norm, kind=activation)
-            for size, norm in zip(sizes, norms[: len(sizes)], strict=True)
+            Features(
+                size, bias=bias, norm="" if number and not self.masked else kind, kind=activation
+            )
+            for number, size in enumerate(sizes)
         ]
         last = sizes[-1][1]
         normed = config.model_type != "hubert" or take("feat_proj_layer_norm", bool, True)

@@ -36,8 +36,7 @@ def in_blocks(
     whole = np.repeat(zeros, size, axis=1)  # beyond K: the zero point
     whole[:, :columns] = q if order is None else q[:, order]
     integers = to_bytes(whole.reshape(rows, count, size), width)
-    padded = np.pad(zeros, ((0, 0), (0, count % 2 if width == 4 else 0)))
-    return Blocks(integers, scales, to_bytes(padded, width), columns, width, order)
+    return Blocks(integers, scales, to_bytes(zeros, width), columns, width, order)
 
 
 def stream(words: Array, bits: int) -> Array:

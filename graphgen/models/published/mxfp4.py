@@ -16,9 +16,9 @@ from graphgen.safetensors import Weight
 BLOCKS, SCALES = "_blocks", "_scales"
 _BLOCK = 32  # numbers that share a scale
 _BIAS, _NAN = 127, 255  # of the scales' exponents
-NUMBERS = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], np.float32)
-NUMBERS = np.concatenate([NUMBERS, -NUMBERS])  # e2m1 by its four bits
-TWICE: Array = (NUMBERS * 2 + 128).astype(np.uint8)
+_NUMBERS = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], np.float32)
+_NUMBERS = np.concatenate([_NUMBERS, -_NUMBERS])  # e2m1 by its four bits
+TWICE: Array = (_NUMBERS * 2 + 128).astype(np.uint8)
 """Twice as large, they are integers; 128 more, these are bytes."""
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from graphgen import nn
 from graphgen.models.published.config import Config
-from graphgen.models.published.deepseek import GUESSING, NAMES, count, deepseek, gated, without
+from graphgen.models.published.deepseek import GUESSING, NAMES, deepseek, gated, without
 from graphgen.models.published.experts import sizes_of, stacks
 from graphgen.models.published.named import (
     all_turned,
@@ -69,11 +69,11 @@ def ernie(config: Config) -> Specification:
     hidden = config.take("moe_intermediate_size", int, 1536)
     bias = config.take("use_bias", bool, False)
     chosen = sizes_of(config, 64, 6, "moe_num_experts", "moe_k")
-    shared = count(config, "moe_num_shared_experts", 2)
+    shared = config.count("moe_num_shared_experts", 2)
     least = config.take("moe_norm_min", float, 1e-12)
     if not 0.0 <= least <= 1e-6:
         config.refuse("moe_norm_min", least, "at most 1e-6: no larger one is built")
-    first, last = count(config, "moe_layer_start_index", 1), config.raw("moe_layer_end_index", -1)
+    first, last = config.count("moe_layer_start_index", 1), config.raw("moe_layer_end_index", -1)
     every = config.take("moe_layer_interval", int, 1)
     if type(last) is not int or last < -1:
         config.refuse("moe_layer_end_index", last, "the number of a layer, or -1")

@@ -44,9 +44,8 @@ class Sounds(nn.Module):
         if self.projector is None or self.classifier is None:
             return {"last_hidden_state": x}
         if self.shares is not None:
-            each = ops.concat(
-                *(ops.unsqueeze(y, [3]) for y in found[:-1]), axis=3
-            )  # (B, T, D, L + 1)
+            # (B, T, D, L + 1)
+            each = ops.concat(*(ops.unsqueeze(y, [3]) for y in found[:-1]), axis=3)
             x = ops.reduce_sum(each * ops.softmax(self.shares, axis=0), axis=3, keepdims=False)
         y = self.projector(x)
         if kept is None:
