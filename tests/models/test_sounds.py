@@ -13,8 +13,10 @@ from small_models import relative_rms, run_plain
 import graphgen as gg
 from graphgen.batch import map_file
 from graphgen.batch.spelling import Spelling
+from graphgen.errors import GraphgenError
 from graphgen.models.published import FAMILIES, from_folder
 from graphgen.models.published.config import Config
+from graphgen.models.published.weights import read_weights
 
 LETTERS = ["<pad>", "<s>", "</s>", "<unk>", "|", "E", "T", "A", "S", "M"]
 FIELDS: dict[str, Any] = {
@@ -94,6 +96,19 @@ def test_letters_are_joined_as_ctc_reads_them(tmp_path: Path) -> None:
     own = {"do_lower_case": True, "word_delimiter_token": "A", "pad_token": {"content": "S"}}
     (folder / "tokenizer_config.json").write_text(json.dumps(own))
     assert Spelling(folder, 10)(np.array([9, 8, 9, 7, 5, 0])) == "mm e<pad>"
+
+
+def test_a_weight_without_a_direction_is_refused(tmp_path: Path) -> None:
+    """torch makes NaN of it."""
+    folder = checkpoint(tmp_path, "hubert", SPEECH)
+    arrays = {name: x.read() for name, x in read_weights(folder).items()}
+    arrays[next(name for name in arrays if name.endswith("original1"))][...] = 0
+    write_weights(folder / "model.safetensors", arrays)
+    weights = from_folder(folder).model.graph.initializers
+    near = next(x.const_value for name, x in weights.items() if name.endswith("near.weight"))
+    assert near is not None
+    with pytest.raises(GraphgenError, match="has numbers that are not finite"):
+        near.numpy()
 
 
 @pytest.mark.parametrize(

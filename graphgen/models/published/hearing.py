@@ -53,11 +53,10 @@ class Hearing(nn.Module):
         self.masked = kind == "layer"  # the others were not trained with a mask
         sizes = _sizes(config)
         bias = take("conv_bias", bool, False)
+        others = [kind if self.masked else ""] * (len(sizes) - 1)
         self.frames = [
-            Features(
-                size, bias=bias, norm="" if number and not self.masked else kind, kind=activation
-            )
-            for number, size in enumerate(sizes)
+            Features(size, bias=bias, norm=norm, kind=activation)
+            for size, norm in zip(sizes, [kind, *others], strict=True)
         ]
         last = sizes[-1][1]
         normed = config.model_type != "hubert" or take("feat_proj_layer_norm", bool, True)

@@ -40,5 +40,6 @@ def _product(v: Weight, g: Weight, kept: tuple[int, ...]) -> Array:
     x = v.read().astype(np.float32)
     axes = tuple(i for i in range(x.ndim) if i not in kept)
     lengths = np.sqrt(np.sum(x * x, axis=axes, keepdims=True))
-    made: Array = x * (g.read().astype(np.float32) / np.maximum(lengths, 1e-30))
+    with np.errstate(divide="ignore", invalid="ignore"):  # of no direction it is NaN, and refused
+        made: Array = x * (g.read().astype(np.float32) / lengths)
     return made
