@@ -23,6 +23,7 @@ from graphgen.models.published.conversation import (
     nested,
     of_row,
 )
+from graphgen.models.published.tokenizer import BeyondVocabularyError
 from graphgen.operands import Array
 from graphgen.plan import TensorType
 from graphgen.train.class_labels import Labels, listed
@@ -136,11 +137,13 @@ class Texts:
                 f"--tokenizer {source}: texts give input_ids, masks, types, positions and labels; "
                 f"the artifacts take {', '.join(inputs)}"
             )
-        self.tokenizer, self._classes = Tokenizer(source), classes
-        size = self.tokenizer.whole.get_vocab_size()
-        self._of_words = self.each and classes is not None and size > classes
-        if self.each and not self._of_words:
-            self.tokenizer = Tokenizer(source, classes)
+        self._classes, self._of_words = classes, False
+        try:
+            self.tokenizer = Tokenizer(source, classes if self.each else None)
+        except BeyondVocabularyError:
+            if not self.each or classes is None:
+                raise
+            self.tokenizer, self._of_words = Tokenizer(source), True
         self._labels = Labels(inputs[LABELS], classes, self.size, self.tokenizer.config)
         if pack is not None and not (apart and self.each and self.target is None):
             raise GraphgenError(

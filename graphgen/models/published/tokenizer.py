@@ -13,13 +13,17 @@ SPECIAL = [f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls"
 """The fields of tokenizer_config.json that name special tokens of any model."""
 
 
+class BeyondVocabularyError(GraphgenError):
+    """A tokenizer has tokens that a model has no place for."""
+
+
 def tokenizer(
     folder: Path | None, *, limit: int | None = None, vocabulary: int | None = None
 ) -> Any:
     """The folder's tokenizer, which cuts texts to `limit` tokens; None if there is none.
 
-    Raises GraphgenError if the library is missing, the file is not a tokenizer, or it has tokens
-    beyond the vocabulary: the graph's, or else the configuration's.
+    Raises GraphgenError if the library is missing or the file is not a tokenizer, and
+    BeyondVocabularyError if it has tokens beyond the graph's vocabulary, or the configuration's.
     """
     path = Path() if folder is None else folder / "tokenizer.json"
     if folder is None or not present(path):
@@ -38,7 +42,7 @@ def tokenizer(
     wanted = vocabulary or settings(folder, "config.json").get("vocab_size")
     last = max(found.get_vocab().values(), default=0)
     if isinstance(wanted, int) and last >= wanted:
-        raise GraphgenError(
+        raise BeyondVocabularyError(
             f"{path} has {last + 1} tokens and the model {wanted}: it belongs to another model; "
             "copy the right tokenizer.json"
         )
