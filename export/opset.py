@@ -20,6 +20,7 @@ from graphgen.op import TABLE
 from graphgen.ops.versions import (
     INFERRED_ANEW,
     REDEFINED,
+    overflows_at,
     raise_alone,
     raise_redefined,
     raise_scans,
@@ -165,7 +166,10 @@ def stamp(model: ir.Model, oldest: int = OLDEST) -> None:
     imports, nodes = model.graph.opset_imports, list(_standard_nodes(model))
     present = _with_newer(imports.get("", OPSET), nodes)
     for version in range(oldest, present):
-        if all(keeps_meaning(node, present, version) for node in nodes):
+        if all(
+            keeps_meaning(node, present, version) and not overflows_at(node, version)
+            for node in nodes
+        ):
             present = version
             break
     for scope in scopes(model):

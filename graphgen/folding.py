@@ -60,7 +60,8 @@ def _is_sure(node: ir.Node, result: Any) -> bool:
 
     Which number is the largest next to NaN, or the mean of none, each of them answers differently;
     not so what moves numbers, or calculates with two of them. Nor are sums of integers alike that
-    a double cannot hold; nor the places in a scalar, which is a vector of one for the runtime.
+    a double cannot hold; nor the places in a scalar, which is a vector of one for the runtime; nor
+    floats as integers of less than a byte, which the runtime rounds.
     """
     op, operands = find_op(node), [constant(x) for x in node.inputs]
     if has(node, Trait.REDUCES) and operands[0] is not None and np.ndim(result) > operands[0].ndim:
@@ -72,9 +73,21 @@ def _is_sure(node: ir.Node, result: Any) -> bool:
             exact = op.compute(given, {})
         return bool(np.all(np.abs(exact) < 1 << 53))
     elementwise = op is not None and not op.composite and has(node, Trait.BROADCASTS)
-    if elementwise or has(node, Trait.MOVES | Trait.GENERATES):
-        return True
+    if elementwise or (has(node, Trait.MOVES | Trait.GENERATES) and not _chooses(node)):
+        return not _rounds_to_bits(node)
     return all(x is None or (_is_tame(x) and (x.size or not np.size(result))) for x in operands)
+
+
+def _chooses(node: ir.Node) -> bool:
+    """Whether it writes the largest or the least of two elements, next to NaN its own choice."""
+    return node.attributes.get_string("reduction", "none") in ("max", "min")
+
+
+def _rounds_to_bits(node: ir.Node) -> bool:
+    """Whether it makes integers of less than a byte of floats: the reference cuts fractions off."""
+    given, made = (values[0].dtype for values in (present_inputs(node), node.outputs))
+    narrow = made is not None and made.is_integer() and made.bitwidth < 8
+    return narrow and (given is None or given.is_floating_point())
 
 
 def _is_tame(x: Any) -> bool:

@@ -64,6 +64,20 @@ INFERRED_ANEW: dict[str, tuple[int, Callable[[ir.Node], bool]]] = {
 A node may be raised to them, but not lowered: the runtime computes the same at all of them.
 """
 
+BY_BODY: dict[str, int] = {"ReduceLogSumExp": 18, "Softplus": 18}
+"""An opset at which the runtime computes these in float16 by their bodies, where exp overflows.
+
+It is that of onnx's bodies. At all others, it computes them in float32 between casts.
+"""
+
+
+def overflows_at(node: ir.Node, opset: int) -> bool:
+    """Whether the runtime computes a node in float16 by its body at this opset."""
+    if BY_BODY.get(node.op_type) != opset or node.domain:
+        return False
+    return any(v is not None and v.dtype == ir.DataType.FLOAT16 for v in node.inputs)
+
+
 _Add = Callable[..., ir.Value]
 
 

@@ -28,6 +28,16 @@ KEPT = {
     "infinity without a limit below": ("Clip", [FLOATS, None, np.float32(1)]),
     "the place of a scalar": ("NonZero", [np.float32(3)]),
     "no place of a scalar": ("NonZero", [np.float32(0)]),
+    "the larger of NaN and a number, written": (
+        "ScatterElements",
+        [FLOATS, np.array([5, 5]), FLOATS[2:4]],
+        {"reduction": "max"},
+    ),
+    "the less of NaN and a number, written": (
+        "ScatterND",
+        [FLOATS, np.array([[5], [1]]), FLOATS[2:4]],
+        {"reduction": "min"},
+    ),
     "one hot of a fraction": ("OneHot", [FLOATS, np.float32(3), FLOATS[2:4]]),
 }
 FOLDED = {
@@ -43,11 +53,11 @@ FOLDED = {
 
 @pytest.mark.parametrize("name", [*KEPT, *FOLDED])
 def test_what_is_folded_is_what_the_runtime_gives(name: str, tmp_path: Path) -> None:
-    operator, given = (KEPT | FOLDED)[name]
+    operator, given, *attributes = (KEPT | FOLDED)[name]
     names = ["" if x is None else f"x{i}" for i, x in enumerate(given)]
     held = [numpy_helper.from_array(x, n) for x, n in zip(given, names, strict=True) if n]
     nodes = [
-        helper.make_node(operator, names, ["t"]),
+        helper.make_node(operator, names, ["t"], **dict(*attributes)),
         helper.make_node("Expand", ["t", "n"], ["y"]),
     ]
     sizes = helper.make_tensor_value_info("n", onnx.TensorProto.INT64, [1])
@@ -74,3 +84,25 @@ def test_constants_of_the_same_bytes_in_another_dtype_stay_apart() -> None:
     assert len(best.graph.initializers) == 3
     x = np.array([-1, 1, 2, 3], np.float32)
     assert np.array_equal(run_plain(best, {"x": x}), [x, [0, 1, 2, 3]])
+
+
+def test_floats_become_integers_of_four_bits_in_the_run() -> None:
+    """The runtime rounds them; onnx's reference, which folds, cuts their fractions off."""
+    text = """<ir_version: 10, opset_import: ["" : 21]>
+    main () => (float[4] y) <float[4] x = {0.5, 1.5, -2.5, 300.7}>
+    { p = Cast <to = 22> (x) y = Cast <to = 1> (p) }"""
+    best = gg.optimize(ir.from_proto(onnx.parser.parse_model(text))).model
+    assert [node.op_type for node in best.graph] == ["Cast", "Cast"]
+
+
+@pytest.mark.parametrize("operator", ["Softplus", "ReduceLogSumExp"])
+def test_no_opset_is_written_at_which_float16_overflows(operator: str) -> None:
+    """At opset 18, the runtime computes them by their bodies."""
+    text = f"""<ir_version: 10, opset_import: ["" : 21]>
+    main (float16[2] x, int64[1] a) => (float16[k] y, float16[m] z)
+    {{ y = {operator} (x) z = ReduceMax (x, a) }}"""
+    model = ir.from_proto(onnx.parser.parse_model(text))
+    feeds = {"x": np.array([100, 65504], np.float16), "a": np.array([0])}
+    [wanted, _] = run_plain(model, feeds)
+    [got, _] = run_plain(gg.optimize(model).model, feeds)
+    assert np.isfinite(wanted).all() and np.array_equal(wanted, got)
