@@ -566,7 +566,7 @@ def test_files_that_do_not_fit_are_refused_in_one_line(tmp_path: Path) -> None:
     refused("share bytes", data[:at] + other + data[at + 8 :])
     odd = (int.from_bytes(other, "little") + 1).to_bytes(8, "little")
     refused("does not start at a multiple of 32", data[:at] + odd + data[at + 8 :])
-    refused("gpt_neox, not for bloom", data, model_type="bloom")
+    refused("olmoe, not for gptj", data, model_type="gptj")
     refused("config.json for 'qwen2': they are", data, model_type="qwen2")
     refused("config.json has num_hidden_layers 2", data, num_hidden_layers=2)
     refused(

@@ -112,6 +112,27 @@ def test_what_a_file_says_is_compared_with_the_configuration(tmp_path: Path) -> 
         config_fields(file._replace(fields=short))
 
 
+def test_fields_with_a_number_for_each_layer_and_notes_of_granite(tmp_path: Path) -> None:
+    """The all-attention models of Granite 4 have the same number of heads of keys in each layer."""
+    wanted = given("granite")
+    random_checkpoint(tmp_path / "floats", wanted)
+    weights = {w.name: w.read() for w in read_header(tmp_path / "floats" / "model.safetensors")}
+    write_gguf(tmp_path / "model.gguf", wanted, weights)
+    file = open_gguf(tmp_path / "model.gguf")
+
+    def changed(**fields: Any) -> Any:
+        own = {f"granite.{name.replace('__', '.')}": x for name, x in fields.items()}
+        return file._replace(fields={**file.fields, **own})
+
+    alike = changed(attention__head_count_kv=np.array([2, 2]), rope__scaling__finetuned=True)
+    assert config_fields(alike) == config_fields(file)
+    assert read_gguf(alike, Config(wanted)).keys() == read_gguf(file, Config(wanted)).keys()
+    with pytest.raises(GraphgenError, match=r"head_count_kv is \[2, 0\]"):
+        config_fields(changed(attention__head_count_kv=np.array([2, 0])))
+    with pytest.raises(GraphgenError, match=r"finetuned is false, so layers have no positions"):
+        config_fields(changed(rope__scaling__finetuned=False))
+
+
 @pytest.mark.parametrize(
     ("field", "told"),
     [

@@ -7,7 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gguf_files import ARCHITECTURES, FAMILIES, converted, gguf_name, given, metadata
+from gguf_files import (
+    ARCHITECTURES,
+    FAMILIES,
+    converted,
+    gguf_name,
+    given,
+    metadata,
+    of_activations,
+    with_factors,
+)
 from published_decoders import weight
 
 from graphgen.models.published import from_folder
@@ -46,18 +55,13 @@ def write(path: Path, which: str, weights: dict[str, Any]) -> None:
     fields = given(which)
     arch = ARCHITECTURES.get(fields["model_type"], fields["model_type"])
     writer = package.GGUFWriter(path, arch)
-    for name, value in metadata(fields).items():
+    for name, value in (metadata(fields) | of_activations(weights)).items():
         if name == "general.architecture":
             continue
         kind = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}
+        kind[list] = writer.add_array
         kind.get(type(value), writer.add_string)(name, value)
-    rope = fields.get("rope_parameters") or {}
-    arrays = converted(fields, weights)
-    arrays |= {
-        f"rope_factors_{n}.weight": np.array(rope[f"{n}_factor"], np.float32)
-        for n in ("short", "long")
-        if f"{n}_factor" in rope
-    }
+    arrays = with_factors(fields, converted(fields, weights))
     for name, array in arrays.items():
         writer.add_tensor(name, np.ascontiguousarray(array, np.float32))
     writer.write_header_to_file()
@@ -73,9 +77,9 @@ def test_a_file_computes_what_the_module_does(which: str, tmp_path: Path) -> Non
     arch = ARCHITECTURES.get(kind, kind)
     number = next(n for n, name in package.MODEL_ARCH_NAMES.items() if name == arch)
     known = package.get_tensor_name_map(number, 8)
-    for name in weights:
+    for name in (name for name in weights if ".act_fn." not in name):
         base = re.sub(r"\.norms\.\d+$|(?<=\.experts)\.\d+", "", name.rpartition(".")[0])
-        wanted = known.get_name(base)
+        wanted = known.get_name(base) or known.get_name(base.removeprefix("transformer."))
         assert gguf_name(kind, f"{base}.weight") == f"{wanted}.weight", name
     path = tmp_path / "model.gguf"
     write(path, which, weights)

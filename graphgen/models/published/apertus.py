@@ -51,7 +51,7 @@ class FeedForward(nn.Module):
         return self.down(self.activation(self.up(x)))
 
 
-_STRETCHED = {
+STRETCHED = {
     "rope_type": "llama3",
     "rope_theta": 1.2e7,
     "factor": 8.0,
@@ -73,7 +73,7 @@ def apertus(config: Config) -> Specification:
         make = feed_forward(config, gated=False, bias=False)
     given = given_parameters(config)
     if not given:
-        given = _STRETCHED | {"rope_theta": config.take("rope_theta", float, 1.2e7)}
+        given = STRETCHED | {"rope_theta": config.take("rope_theta", float, 1.2e7)}
     layers = config.take("num_hidden_layers", int)
     return specification(
         config,

@@ -47,14 +47,19 @@ class FewBits(Weight, ABC):
 
 
 @dataclass(frozen=True)
-class Restored(Weight):
-    """A weight of few bits that no kernel multiplies as they are, read as float32."""
+class Made(Weight):
+    """A weight that is computed of what stands in its file, float32."""
 
     make: Callable[[], Array] = field(kw_only=True, compare=False)
 
     def read(self) -> Array:
-        """The numbers that the bits stand for."""
+        """The array."""
         return self.make()
+
+
+@dataclass(frozen=True)
+class Restored(Made):
+    """A weight of few bits that no kernel multiplies as they are, read as float32."""
 
 
 class Form(Protocol):

@@ -7,10 +7,14 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from graphgen.operands import Array
+from graphgen.safetensors import Weight
 
 Derive: TypeAlias = Callable[[dict[str, Any], Collection[str]], dict[str, Any]]
+Finish: TypeAlias = Callable[[dict[str, Weight], Mapping[str, Any]], dict[str, Weight]]
 Order: TypeAlias = Callable[[int, int, int], Array]
+When: TypeAlias = Callable[[Mapping[str, Any], Collection[str]], bool]
 HEADS, WINDOW = "attention.head_count", "attention.sliding_window"
+PATTERN = f"{WINDOW}_pattern"
 
 LAYER = {
     "attn_norm": "input_layernorm",
@@ -46,8 +50,11 @@ class Architecture:
     """The files of one `general.architecture`, called `name`.
 
     Args:
+        when: Whether a file is of this model type, where several have the name: by its fields and
+            the names of its tensors.
         layer: What the parts of a layer, such as attn_q, are called in a checkpoint's layer; with
-            {} for several tensors: rows of one, or the matrices of experts.
+            {} for several tensors: rows of one, or the matrices of experts. A part with its ending,
+            such as attn_sinks.weight, has a name without one.
         instead: Other names in files that have the part of the key.
         others: The same for parts outside of layers.
         layers: What the checkpoint calls layers.
@@ -55,13 +62,17 @@ class Architecture:
         needed: The fields without which a file does not say enough.
         derive: Takes fields that have no name in the configuration out of the file's and returns
             what they and the names of the tensors say, and what all published checkpoints have.
+        yarn: Takes further fields out of the file's, and returns what they say of `rope_scaling` of
+            the kind yarn.
         lacks: The fields among those that files say nothing of.
         order: Where the rows of parts stand in the file, by the number of rows, of heads, and of
             heads of keys.
         gains: Whether gains of norms are stored as 1 + w, where the checkpoint has w.
+        finish: Makes the checkpoint's weights of those that have its names, by the file's fields.
     """
 
     name: str
+    when: When = lambda own, tensors: True
     layer: Mapping[str, str]
     instead: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     others: Mapping[str, str]
@@ -69,9 +80,11 @@ class Architecture:
     fields: Mapping[str, str]
     needed: Collection[str]
     derive: Derive = lambda own, tensors: {}
+    yarn: Derive = lambda own, tensors: {}
     lacks: Collection[str] = ()
     order: Mapping[str, Order] = field(default_factory=dict)
     gains: bool = False
+    finish: Finish = lambda found, fields: found
 
 
 def like_llama(name: str, *needed: str, **own: Any) -> Architecture:
@@ -102,6 +115,34 @@ PAIRED: dict[str, Order] = {
 def has(**parts: str) -> Derive:
     """Fields that say whether there are these tensors in the first layer."""
     return lambda own, tensors: {name: f"blk.0.{part}" in tensors for name, part in parts.items()}
+
+
+BIASES = has(attention_bias="attn_q.bias")
+BOTH_BIASES = has(attention_bias="attn_q.bias", mlp_bias="ffn_up.bias")
+
+
+def divided(own: dict[str, Any], tensors: Collection[str]) -> dict[str, Any]:
+    """The features of a head where files do not say them, which classes have a number for."""
+    size = own["embedding_length"] // own[HEADS]
+    return {} if "attention.key_length" in own else {"head_dim": size}
+
+
+def each(*parts: Derive) -> Derive:
+    """What several say, one after the other."""
+
+    def derive(own: dict[str, Any], tensors: Collection[str]) -> dict[str, Any]:
+        return {name: x for part in parts for name, x in part(own, tensors).items()}
+
+    return derive
+
+
+def local(own: dict[str, Any], tensors: Collection[str]) -> dict[str, Any]:
+    """Which layers have a window."""
+    pattern = own.get(PATTERN)
+    if not isinstance(pattern, list) or not {*map(type, pattern)} <= {bool}:
+        return {}
+    kinds = ["sliding_attention" if one else "full_attention" for one in own.pop(PATTERN)]
+    return {"layer_types": kinds}
 
 
 def turned(name: str, *more: Derive) -> Derive:
@@ -142,14 +183,3 @@ def phi3(own: dict[str, Any], tensors: Collection[str]) -> dict[str, Any]:
 def starcoder2(own: dict[str, Any], tensors: Collection[str]) -> dict[str, Any]:
     """Files lack the window, which is 4,096 in all published checkpoints."""
     return {"sliding_window": 4096, **has(use_bias="attn_q.bias")(own, tensors)}
-
-
-def falcon(own: dict[str, Any], tensors: Collection[str]) -> dict[str, Any]:
-    """One head of keys in Falcon 7B; a few, and one or two norms, in 11B, 40B and 180B."""
-    own.pop("tensor_data_layout", None)
-    few = own.pop("attention.head_count_kv")
-    found = {"new_decoder_architecture": few > 1, "bias": "blk.0.attn_qkv.bias" in tensors}
-    if few == 1:
-        return {**found, "multi_query": True}
-    norms = 2 if "blk.0.attn_norm_2.weight" in tensors else 1
-    return {**found, "num_kv_heads": few, "num_ln_in_parallel_attn": norms}

@@ -4,51 +4,33 @@ https://github.com/ggml-org/llama.cpp/tree/master/gguf-py
 """
 
 from graphgen.models.published.gguf_architecture import (
+    BIASES,
+    BOTH_BIASES,
     FIELDS,
-    HEADS,
     LAYER,
     MEAN,
     PAIRED,
     WINDOW,
     WITH_RMS,
-    falcon,
     gemma_scale,
-    grouped,
     has,
     like_llama,
     phi3,
     starcoder2,
     turned,
 )
-from graphgen.models.published.gguf_experts import ROUTED
+from graphgen.models.published.gguf_experts import COUNT, ROUTED
+from graphgen.models.published.gguf_near_llama import AFTER, NEAR
+from graphgen.models.published.gguf_older import OLDER
 
-_AFTER = {
-    "post_attention_norm": "post_attention_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-_SANDWICH = LAYER | _AFTER | {"ffn_norm": "pre_feedforward_layernorm"}
-_MEGATRON = {
-    "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_up": "mlp.dense_h_to_4h",
-    "ffn_down": "mlp.dense_4h_to_h",
-}
-_BIASES = has(attention_bias="attn_q.bias")
+_SANDWICH = LAYER | AFTER | {"ffn_norm": "pre_feedforward_layernorm"}
 _CAPS = {f"{x}_logit_softcapping": f"{x}_logit_softcapping" for x in ("attn", "final")}
-
-
-def _others(body: str, table: str, norm: str, head: str = "lm_head") -> dict[str, str]:
-    names = {"token_embd": f"{body}.{table}", "output_norm": f"{body}.{norm}"}
-    return names | {"output": head}
-
-
 _LLAMA = like_llama(
-    "llama", derive=has(attention_bias="attn_q.bias", mlp_bias="ffn_up.bias"), order=PAIRED
+    "llama", when=lambda own, tensors: not own.get(COUNT), derive=BOTH_BIASES, order=PAIRED
 )
 _COHERE = FIELDS | {MEAN: "layer_norm_eps", "logit_scale": "logit_scale"}
 
 ARCHITECTURES = {
-    **ROUTED,
     "llama": _LLAMA,
     "mistral": _LLAMA,
     "qwen2": like_llama("qwen2"),
@@ -90,7 +72,6 @@ ARCHITECTURES = {
         lacks=("query_pre_attn_scalar",),
         gains=True,
     ),
-    "olmo2": like_llama("olmo2", layer=LAYER | _AFTER, derive=_BIASES),
     "phi3": like_llama(
         "phi3",
         WINDOW,
@@ -107,7 +88,7 @@ ARCHITECTURES = {
             "post_ffw_norm": "post_mlp_layernorm",
             "ffn_up": "mlp.gate_up_proj",
         },
-        derive=turned("partial_rotary_factor", _BIASES),
+        derive=turned("partial_rotary_factor", BIASES),
     ),
     "stablelm": like_llama(
         "stablelm",
@@ -137,59 +118,10 @@ ARCHITECTURES = {
         "logit_scale",
         WINDOW,
         fields=_COHERE | {WINDOW: "sliding_window"},
-        derive=_BIASES,
+        derive=BIASES,
     ),
-    "gpt2": like_llama(
-        "gpt2",
-        "context_length",
-        layer={
-            "attn_norm": "ln_1",
-            "attn_qkv": "attn.c_attn",
-            "attn_output": "attn.c_proj",
-            "ffn_norm": "ln_2",
-            "ffn_up": "mlp.c_fc",
-            "ffn_down": "mlp.c_proj",
-        },
-        others=_others("transformer", "wte", "ln_f") | {"position_embd": "transformer.wpe"},
-        layers="transformer.h",
-        fields={
-            "block_count": "n_layer",
-            "embedding_length": "n_embd",
-            "feed_forward_length": "n_inner",
-            HEADS: "n_head",
-            "context_length": "n_positions",
-            "vocab_size": "vocab_size",
-            MEAN: "layer_norm_epsilon",
-        },
-    ),
-    "falcon": like_llama(
-        "falcon",
-        "attention.head_count_kv",
-        layer=_MEGATRON
-        | {"attn_qkv": "self_attention.query_key_value", "attn_output": "self_attention.dense"},
-        instead={"attn_norm_2": {"attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"}},
-        others=_others("transformer", "word_embeddings", "ln_f"),
-        layers="transformer.h",
-        fields=FIELDS | {MEAN: "layer_norm_epsilon", "feed_forward_length": "ffn_hidden_size"},
-        derive=falcon,
-        order={"attn_qkv": grouped},
-    ),
-    "gpt_neox": like_llama(
-        "gptneox",
-        "rope.dimension_count",
-        "use_parallel_residual",
-        layer=_MEGATRON
-        | {"attn_qkv": "attention.query_key_value", "attn_output": "attention.dense"},
-        others=_others("gpt_neox", "embed_in", "final_layer_norm", "embed_out"),
-        layers="gpt_neox.layers",
-        fields=FIELDS
-        | {
-            MEAN: "layer_norm_eps",
-            "use_parallel_residual": "use_parallel_residual",
-            "rope.freq_base": "rotary_emb_base",
-        },
-        derive=turned("rotary_pct"),
-        order={"attn_qkv": lambda rows, heads, kv_heads: grouped(rows, heads, heads)},
-    ),
+    **NEAR,
+    **OLDER,
+    **ROUTED,
 }
 """By model_type."""

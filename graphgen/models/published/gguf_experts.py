@@ -39,7 +39,14 @@ def _routed(
 
 
 ROUTED = {
-    "mixtral": _routed("llama", "num_local_experts", "block_sparse_moe", "w1 w3 w2", order=PAIRED),
+    "mixtral": _routed(
+        "llama",
+        "num_local_experts",
+        "block_sparse_moe",
+        "w1 w3 w2",
+        when=lambda own, tensors: bool(own.get(COUNT)),
+        order=PAIRED,
+    ),
     "qwen2_moe": _routed("qwen2moe", "num_experts"),
     # Weights of the chosen experts sum to 1 in all published checkpoints; files do not say it.
     "qwen3_moe": _routed(

@@ -3,12 +3,14 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from graphgen.errors import GraphgenError
 from graphgen.models.published.config import Config
 from graphgen.models.published.gguf import Gguf
 from graphgen.models.published.gguf_architecture import HEADS, Architecture
 from graphgen.models.published.gguf_architectures import ARCHITECTURES
-from graphgen.models.published.gguf_rope import SCALING, close
+from graphgen.models.published.gguf_rope import SCALING, same
 
 _SIZES = ("block_count", "embedding_length", HEADS)
 _MAY_DIFFER = ("max_position_embeddings", "n_positions", "vocab_size")
@@ -33,20 +35,41 @@ def pooling_of(file: Gguf, arch: str) -> str | None:
 class Said(NamedTuple):
     """What a file says, by the configuration's names; and those of its own fields.
 
-    `scaling` are its fields of stretched positions, and `unknown` those that have no meaning here.
+    `scaling` are its fields of stretched positions, `yarn` what others say of these, and `unknown`
+    those that have no meaning here.
     """
 
     fields: dict[str, Any]
     names: dict[str, str]
     scaling: dict[str, Any]
+    yarn: dict[str, Any]
     unknown: dict[str, Any]
+
+
+_NOTHING = {f"{SCALING}type": "none", "expert_count": 0, "expert_used_count": 0}
+
+
+def own_fields(file: Gguf, arch: str) -> dict[str, Any]:
+    """The fields of an architecture by their own names, without those that say of nothing.
+
+    A number that all layers have alike may stand there for each.
+    """
+    found = dict[str, Any]()
+    for name, value in file.fields.items():
+        own = name.removeprefix(f"{arch}.")
+        if own == name or (own in _NOTHING and value == _NOTHING[own]):
+            continue
+        if isinstance(value, np.ndarray):
+            value = value.tolist()
+            alike = len(value) == file.fields.get(f"{arch}.block_count") and len({*value}) == 1
+            value = value[0] if alike and type(value[0]) is not bool else value
+        found[own] = value
+    return found
 
 
 def said_by(file: Gguf, arch: Architecture) -> Said:
     """Raises GraphgenError for fields that are missing, no numbers, or contradict each other."""
-    prefix, nothing = f"{arch.name}.", {f"{SCALING}type": "none", "expert_count": 0}
-    own = {n.removeprefix(prefix): x for n, x in file.fields.items() if n.startswith(prefix)}
-    own = {n: x for n, x in own.items() if n not in nothing or x != nothing[n]}
+    prefix, own = f"{arch.name}.", own_fields(file, arch.name)
     for name in dict.fromkeys([*arch.needed, *arch.fields]):
         value: Any = own.get(name)
         if value is None and name not in arch.needed:
@@ -60,17 +83,18 @@ def said_by(file: Gguf, arch: Architecture) -> Said:
     except ArithmeticError:  # more heads than features
         sizes = f"{own[HEADS]} heads of {own['embedding_length']} features"
         raise GraphgenError(f"{file.path} is of {sizes}; download it again") from None
+    yarn = arch.yarn(own, file.tensors) if own.get(f"{SCALING}type") == "yarn" else {}
     scaling = {n: own.pop(n) for n in [*own] if n.startswith(SCALING)}
     if pooling_of(file, arch.name) is not None:
         own.pop(POOLING)
     for name, field in arch.fields.items():
         if (value := own.pop(name, None)) is None:
             continue
-        if not close(found.setdefault(field, value), value):
+        if not same(found.setdefault(field, value), value):
             problem = f"{prefix}{name} is {value!r:.40}, not {found[field]}"
             raise GraphgenError(f"{file.path}: {problem}")
         names[field] = name
-    return Said(found, names, scaling, own)
+    return Said(found, names, scaling, yarn, own)
 
 
 def check_absent(file: Gguf, config: Config) -> None:
@@ -82,8 +106,8 @@ def check_absent(file: Gguf, config: Config) -> None:
     said, absent = said_by(file, arch), dict[str, Any]()
     for name, values in config.absent.items():
         if not (config.given("rope_parameters") and name in _OF_ROPE):
-            same = (value for value in values if close(value, said.fields.get(name)))
-            absent[name] = next(same, values[0])
+            alike = (value for value in values if same(value, said.fields.get(name)))
+            absent[name] = next(alike, values[0])
     compare(file, arch, said, absent, f"{config.where}, which lacks it, means")
 
 
@@ -93,7 +117,7 @@ def compare(
     """Raise an error if a file says otherwise than `known`, which is of `where`."""
     for name, value in said.fields.items():
         wanted = known.get(name)
-        differ = None not in (value, wanted) and not close(value, wanted)
+        differ = value is not None is not wanted and not same(value, wanted)
         if differ and name not in _MAY_DIFFER and name not in arch.lacks:
             own = f"{arch.name}.{said.names[name]} is" if name in said.names else f"has {name}"
             problem = f"{own} {value!r:.40}, but {where} {name} {wanted!r:.40}"

@@ -10,8 +10,8 @@ from graphgen.models.published.config import Config
 from graphgen.models.published.gguf import Gguf
 from graphgen.models.published.gguf_architecture import HEADS, Architecture
 from graphgen.models.published.gguf_architectures import ARCHITECTURES
-from graphgen.models.published.gguf_experts import COUNT, ROUTED, SHARED_GATE
-from graphgen.models.published.gguf_fields import compare, said_by
+from graphgen.models.published.gguf_experts import SHARED_GATE
+from graphgen.models.published.gguf_fields import compare, own_fields, said_by
 from graphgen.models.published.gguf_rope import (
     FACTORS,
     LONG,
@@ -21,6 +21,7 @@ from graphgen.models.published.gguf_rope import (
     scaling_of,
 )
 from graphgen.models.published.gguf_tensors import FewTensor, FloatTensor
+from graphgen.models.published.near_llama import stretched
 from graphgen.safetensors import Weight
 
 _TABLE = "token_embd.weight"
@@ -41,25 +42,37 @@ def read_gguf(file: Gguf, config: Config) -> dict[str, Weight]:
         problem = f"is for {own}, {config.where} for {arch.name!r}"
         raise GraphgenError(f"{path} {problem}: they are of different models")
     said = said_by(file, arch)
-    rope = config.given("rope_parameters")
-    given = {**(rope if isinstance(rope, dict) else {}), **config.fields}
+    rope = config.given("rope_parameters") or config.given("rope_scaling")
+    rope = rope if isinstance(rope, dict) else {}
+    if config.model_type == "hunyuan_v1_dense":
+        rope = stretched(config, rope, config.given("head_dim") or 0)
+    given = {**rope, **config.fields}
     compare(file, arch, said, given, f"{config.where} has")
-    check_scaling(file, scaling_of(file, said.scaling), config)
-    found = dict[str, Weight]()
+    check_scaling(file, scaling_of(file, said.scaling, said.yarn), config)
+    found, layers = dict[str, Weight](), said.fields.get("num_hidden_layers")
     for name, weight in file.tensors.items():
         if name == FACTORS or name in LONG:
             check_factors(file, weight, config)
             continue
+        if layers != fields.get(f"{arch.name}.block_count") and _behind(name, layers):
+            continue  # a layer that guesses further tokens
         match = re.fullmatch(r"(?:blk\.(\d{1,4})\.)?(\w+)\.(weight|bias)", name)
         layer, part, last = match.groups() if match else (None, "", "")
         names = arch.others if layer is None else _layer(file, arch)
-        if part not in names:
+        whole = names.get(f"{part}.{last}")
+        if whole is None and part not in names:
             raise GraphgenError(f"{path}: {name!r} is not a tensor of {config.model_type}")
-        own_name = names[part] if layer is None else f"{arch.layers}.{layer}.{names[part]}"
-        made = _as_in_folder(file, arch, part, weight)
-        for each in _rows_of(made, f"{own_name}.{last}"):
+        own_name = whole or f"{names[part]}.{last}"
+        own_name = own_name if layer is None else f"{arch.layers}.{layer}.{own_name}"
+        for each in _rows_of(_as_in_folder(file, arch, part, last, weight), own_name):
             found[each.name] = each
-    return found
+    return arch.finish(found, fields)
+
+
+def _behind(name: str, layers: Any) -> bool:
+    """Whether a tensor is of a layer behind so many."""
+    match = re.match(r"blk\.(\d{1,4})\.", name)
+    return match is not None and isinstance(layers, int) and int(match[1]) >= layers
 
 
 def _layer(file: Gguf, arch: Architecture) -> dict[str, str]:
@@ -69,17 +82,19 @@ def _layer(file: Gguf, arch: Architecture) -> dict[str, str]:
     return names
 
 
-def _as_in_folder(file: Gguf, arch: Architecture, part: str, weight: Weight) -> Weight:
+def _as_in_folder(file: Gguf, arch: Architecture, part: str, last: str, weight: Weight) -> Weight:
     """A tensor with the rows, and the gains, of a checkpoint's folder."""
     assert isinstance(weight, FewTensor | FloatTensor)
-    if arch.gains and part.endswith("_norm") and isinstance(weight, FloatTensor):
+    gain = part.endswith("_norm") and last == "weight"
+    if arch.gains and gain and isinstance(weight, FloatTensor):
         return replace(weight, less=1.0)
     if part == SHARED_GATE and len(weight.shape) == 1:
         return replace(weight, shape=(1, *weight.shape))
     if part not in arch.order:
         return weight
-    heads = file.fields.get(f"{arch.name}.{HEADS}")
-    counts = [heads, file.fields.get(f"{arch.name}.{HEADS}_kv", heads)]
+    own = own_fields(file, arch.name)
+    heads: Any = own.get(HEADS)
+    counts = [heads, own.get(f"{HEADS}_kv", heads)]
     try:
         if any(type(count) is not int for count in counts):
             raise ValueError
@@ -95,7 +110,7 @@ def _rows_of(weight: Weight, name: str) -> Iterator[Weight]:
     assert isinstance(weight, FewTensor | FloatTensor)
     apart = "{}" in name
     least = 1 + isinstance(weight, FewTensor) + apart
-    if not least <= len(weight.shape) <= 2 + apart:
+    if not least <= len(weight.shape) <= 3:
         wanted = "a row for each head, or a matrix for each expert" if apart else "a matrix"
         problem = f"is {list(weight.shape)}, wanted {wanted}"
         raise GraphgenError(f"{weight.path}: {weight.name} {problem}")
@@ -118,8 +133,9 @@ def config_fields(file: Gguf) -> dict[str, Any]:
     if not kinds:
         known = ", ".join(dict.fromkeys(arch.name for arch in ARCHITECTURES.values()))
         raise GraphgenError(f"{file.path} is for {name!r:.40}; supported are {known}")
-    routed = bool(fields.get(f"{name}.{COUNT}"))  # one name may stand for both
-    kind = next((kind for kind in kinds if (kind in ROUTED) == routed), kinds[0])
+    own = own_fields(file, str(name))
+    fitting = (kind for kind in kinds if ARCHITECTURES[kind].when(own, file.tensors))
+    kind = next(fitting, kinds[0])
     arch, table = ARCHITECTURES[kind], file.tensors.get(_TABLE)
     if table is None:
         raise GraphgenError(f"{file.path} has no {_TABLE}: it is not a whole model")
@@ -132,7 +148,7 @@ def config_fields(file: Gguf) -> dict[str, Any]:
     found = {"model_type": kind, **said.fields}
     found["vocab_size"] = table.shape[0]
     found["tie_word_embeddings"] = "output.weight" not in file.tensors
-    found |= scaled(file, said.scaling)
+    found |= scaled(file, said.scaling, said.yarn)
     for token in ("bos", "eos"):
         value = fields.get(f"tokenizer.ggml.{token}_token_id")
         found |= {} if value is None else {f"{token}_token_id": value}

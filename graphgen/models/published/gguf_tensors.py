@@ -41,7 +41,7 @@ class FloatTensor(Weight):
 
 @dataclass(frozen=True)
 class FewTensor(FewBits):
-    """A matrix of integers in blocks of a format of `FEW`, or several, to be taken apart."""
+    """A matrix of integers in blocks of a format of `FEW`, or several of them."""
 
     kind: int = field(kw_only=True)
     order: Array | None = field(default=None, compare=False, kw_only=True)
@@ -52,12 +52,17 @@ class FewTensor(FewBits):
         _, size, each, _ = FEW[self.kind]
         return math.prod(self.shape) // size * each
 
+    def read(self) -> Array:
+        """The numbers that the integers stand for, float32."""
+        return super().read().reshape(self.shape)
+
     def _blocks(self) -> Blocks:
-        (rows, columns), (*_, each, make) = self.shape, FEW[self.kind]
+        *rows, columns = self.shape
+        *_, each, make = FEW[self.kind]
         raw = np.fromfile(self.path, np.uint8, self.stored, offset=self.offset)
         if raw.size != self.stored:
             raise GraphgenError(f"{self.path} has become shorter; build again")
-        made = make(raw.reshape(rows, -1, each), columns)
+        made = make(raw.reshape(math.prod(rows), -1, each), columns)
         return made if self.order is None else made.part(self.order)
 
 

@@ -68,7 +68,7 @@ def hunyuan(config: Config) -> Specification:
     sights = all_turned(
         config,
         [None] * config.take("num_hidden_layers", int),
-        parameters=_stretched(config, given_parameters(config), size),
+        parameters=stretched(config, given_parameters(config), size),
     )
     return specification(
         config,
@@ -78,7 +78,7 @@ def hunyuan(config: Config) -> Specification:
     )
 
 
-def _stretched(config: Config, given: dict[str, Any], head_dim: int) -> dict[str, Any]:
+def stretched(config: Config, given: dict[str, Any], head_dim: int) -> dict[str, Any]:
     """What `alpha` of the dynamic kind comes down to: a larger theta, whatever the length."""
     alpha = given.get("alpha")
     if given.get("rope_type", given.get("type")) != "dynamic" or not alpha:
