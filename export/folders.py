@@ -63,6 +63,9 @@ _JAVASCRIPT = "transformers.js_config"
 
 _OF_TOKENIZERS = ("input_ids", "token_type_ids", "attention_mask")
 
+_OF_TRANSFORMERS_5 = "TokenizersBackend"
+"""A class that only transformers 5 writes, and that returns no token types by itself."""
+
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 MODEL = "onnx/model.onnx"
@@ -92,9 +95,12 @@ def write_folder(
         if tokenizer.exists() and (folder / "tokenizer.json").exists():
             # Clients without a family's Python class read tokenizer.json with this class, which
             # returns token types only if the list of inputs says so.
+            named = read_json(tokenizer).get("tokenizer_class")
             _change(source, tokenizer, {"tokenizer_class": "PreTrainedTokenizerFast"})
             first = model_in(next(iter(models.values())), "build")
             inputs = {value.name for value in first.graph.inputs}
+            if named == _OF_TRANSFORMERS_5:
+                inputs.discard("token_type_ids")
             read = [name for name in _OF_TOKENIZERS if name in inputs]
             _change(source, tokenizer, {"model_input_names": read}, replace=False)
         for name, text in (texts or {}).items():

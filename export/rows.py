@@ -123,6 +123,7 @@ def fields(names: Sequence[str]) -> list[Any]:
     real, text = pa.float32(), pa.string()
     types = {
         "embedding": pa.list_(real),
+        "embeddings": pa.list_(pa.list_(real)),
         "label": text,
         "score": real,
         "labels": pa.list_(text),

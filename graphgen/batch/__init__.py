@@ -14,7 +14,8 @@ from typing import Any, Literal, TypeAlias, Unpack
 from graphgen.arguments import checked
 from graphgen.batch.engines import local, on_ray
 from graphgen.batch.images import PIXELS, Images
-from graphgen.batch.results import COLUMNS, SPEECH, Results
+from graphgen.batch.late import KEPT, LateTexts
+from graphgen.batch.results import COLUMNS, MANY, SPEECH, Results
 from graphgen.batch.sounds import Sounds
 from graphgen.batch.texts import Text, Texts
 from graphgen.errors import GraphgenError, needed, one_of
@@ -59,11 +60,13 @@ class _Reads:
         read = {name: kind for name, kind in self.session.inputs.items() if name != CHOICE}
         self.results = Results(folder, read, dims, task)
         self.columns, pixels = self.results.columns, read.get(PIXELS)
-        self.rows: Texts | Images | Sounds = texts
+        self.rows: Texts | LateTexts | Images | Sounds = texts
         if pixels is not None:
             self.rows = Images(folder, pixels.dims or (), base)
         elif SAMPLES in read:
             self.rows = Sounds(folder, base)
+        elif MANY in dims:
+            self.rows = LateTexts(folder, truncate=texts.truncate)
 
     def __call__(
         self, batch: Sequence[Any], chosen: Sequence[str | None]
@@ -73,7 +76,7 @@ class _Reads:
         feeds = self.rows.feeds(batch) | {CHOICE: numbers_of("map", self.names, chosen, len(batch))}
         given = {name: feeds[name] for name in self.session.inputs}
         outputs = dict(zip(self.session.outputs, self.session(given), strict=True))
-        return self.results.read(outputs, feeds.get("attention_mask"))
+        return self.results.read(outputs, feeds.get(KEPT, feeds.get("attention_mask")))
 
 
 class _Continues:
@@ -119,8 +122,8 @@ class StageOptions(GenerationOptions, total=False):
 class Stage:
     """A table of rows in, the same with columns of the model's results out.
 
-    `Texts`, `Images` and `Sounds` describe rows; paths of files are relative to `base`. For rows
-    from anywhere else, it is a stage of Ray Data:
+    `Texts`, `LateTexts`, `Images` and `Sounds` describe rows; paths of files are relative to
+    `base`. For rows from anywhere else, it is a stage of Ray Data:
     `dataset.map_batches(Stage, fn_constructor_args=[folder], batch_format="pyarrow", ...)`.
     If the model continues texts, `options` are those of `generate`. `adapter` is merged into the
     weights; of `adapters`, which run beside them, each row has the one that its column `adapter`

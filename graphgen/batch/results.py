@@ -33,6 +33,9 @@ COLUMNS = {
 WHOLE = ("sentence_embedding", "text_embeds", "image_embeds", "pooler_output")
 """Outputs that stand for a text or an image; the towers of CLIP and SigLIP have the last three."""
 
+MANY = "token_embeddings"
+"""Vectors of the tokens that count, as PyLate compares them."""
+
 SCORES = {op.name: op for op in (ops.identity, ops.sigmoid, ops.tanh)}
 """What cross-encoders of sentence-transformers apply to logits, by the class in torch."""
 
@@ -40,8 +43,8 @@ SCORES = {op.name: op for op in (ops.identity, ops.sigmoid, ops.tanh)}
 class Results:
     """The rows of results of a folder's graph, whose inputs and outputs have these dimensions.
 
-    feature-extraction: one of the outputs `WHOLE`, else the mean of last_hidden_state over the
-    tokens, or for an image its first vector, which stands for the whole.
+    feature-extraction: one of the outputs `WHOLE`, or the vectors `MANY`, else the mean of
+    last_hidden_state over the tokens, or for an image its first vector, which stands for the whole.
     automatic-speech-recognition: the letters of the frames of a sound. The classifications of
     texts, images and sounds: the label with the highest logit, and its probability, which is its
     own if labels do not exclude each other; the logit itself if problem_type is regression; for a
@@ -66,7 +69,7 @@ class Results:
             found = {2: "audio-classification", 3: SPEECH}.get(len(logits), "")
         elif logits and logits[-1] == config.get("vocab_size"):
             found = ""  # these are of the next token or a masked one
-        if {*WHOLE, "last_hidden_state"} & outputs.keys() and not sounds:
+        if {*WHOLE, MANY, "last_hidden_state"} & outputs.keys() and not sounds:
             found = "feature-extraction"
         fits = images or sounds or set(INPUTS[:2]) <= inputs.keys() <= set(INPUTS)
         if not found or not fits or task not in (None, found):
@@ -75,7 +78,7 @@ class Results:
                 f"does not fit {task or 'a task of rows'}; tasks are {', '.join(COLUMNS)}, from "
                 f"{' and '.join(INPUTS[:2])}, or from {PIXELS} or {SAMPLES}"
             )
-        self.columns = COLUMNS[found]
+        self.columns = ("embeddings",) if MANY in outputs else COLUMNS[found]
         self.spelled = Spelling(folder, logits[-1]) if found == SPEECH else None
         if found not in ("feature-extraction", SPEECH):
             self.labels = labels(folder, logits[-1])
@@ -98,6 +101,9 @@ class Results:
         """The columns of each row; `mask` (B, T), if any, is 1 at its tokens and 0 after them."""
         if whole := [outputs[name] for name in WHOLE if name in outputs]:
             return [(y,) for y in whole[0].astype(np.float32)]
+        if MANY in outputs and mask is not None:
+            each = zip(outputs[MANY].astype(np.float32), mask.astype(bool), strict=True)
+            return [([*x[kept]],) for x, kept in each]
         if "last_hidden_state" in outputs:
             x = outputs["last_hidden_state"].astype(np.float32)  # (B, T, D)
             if mask is None:

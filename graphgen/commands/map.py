@@ -47,8 +47,8 @@ def add_options(add: Callable[..., Any]) -> None:
     add(
         "--data",
         required=True,
-        help="rows with `text`, `ids`, `messages`, `image` or `audio`: JSON lines, CSV, Parquet or "
-        "Arrow",
+        help="rows with `text`, `query`, `ids`, `messages`, `image` or `audio`: JSON lines, CSV, "
+        "Parquet or Arrow",
         **FILE,
     )
     add("-o", "--out", dest="output", required=True, help="a .parquet file", **OUT)

@@ -961,6 +961,10 @@ def test_a_tokenizer_is_told_what_the_graph_reads(folder):
         assert main(["build", "in", "-o", "out"]) == 0
         told = json.loads(Path("out/tokenizer_config.json").read_text())
         assert told == {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": wanted}
+    file.write_text('{"tokenizer_class": "TokenizersBackend"}')  # which gives no types by itself
+    assert main(["build", "in", "-o", "out"]) == 0
+    told = json.loads(Path("out/tokenizer_config.json").read_text())
+    assert told["model_input_names"] == ["input_ids", "attention_mask"]
 
 
 def test_the_configuration_of_another_tokenizer_is_kept(folder):

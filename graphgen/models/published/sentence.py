@@ -15,8 +15,21 @@ from graphgen.models.published.config import Config
 from graphgen.models.published.family import Family
 from graphgen.models.published.folder import notes, settings
 from graphgen.models.published.poolings import POOLINGS
-from graphgen.models.published.sentence_modules import SPARSE, is_sparse, is_static, modules_of
-from graphgen.models.published.stages import STAGES, SentenceVectors, SparseVectors, Stage
+from graphgen.models.published.sentence_modules import (
+    SPARSE,
+    is_late,
+    is_sparse,
+    is_static,
+    modules_of,
+    stages_in,
+)
+from graphgen.models.published.stages import (
+    STAGES,
+    SentenceVectors,
+    SparseVectors,
+    Stage,
+    TokenVectors,
+)
 from graphgen.models.published.tokenizer import tokenizer
 from graphgen.models.published.weights import read_weights
 
@@ -30,7 +43,7 @@ _CAPITALS = "AZ\u00c0\u00dc\u010c\u0394\u0416\u10a0"  # of several alphabets, so
 
 def sentence_head(
     folder: Path, features: int, dtype: ir.DataType
-) -> tuple[SentenceVectors, dict[str, ir.TensorProtocol]] | None:
+) -> tuple[SentenceVectors | TokenVectors, dict[str, ir.TensorProtocol]] | None:
     """The head that modules.json asks for, and its weights by path; None without such a file.
 
     Raises a GraphgenError that names an unknown module or way of pooling.
@@ -38,18 +51,18 @@ def sentence_head(
     entries = modules_of(folder)
     if not entries:
         return None
-    static = is_static(entries)
+    static, late = is_static(entries), is_late(entries)
     if not static and entries[1][0] == SPARSE:
         raise GraphgenError(
             f"{folder / 'modules.json'}: {SPARSE} reads the logits of tokens: give --task {_FILLS}"
         )
     _check_notes(folder, EMBEDS)
     poolings = ["mean"]
-    if not static:
+    if not static and not late:
         poolings = _poolings(folder, folder / entries[1][1] / "config.json", features)
     size, weights = features * len(poolings), dict[str, ir.TensorProtocol]()
     stages = list[Stage]()
-    for kind, name in entries[1 if static else 2 :]:
+    for kind, name in stages_in(entries):
         where, plain = folder / name, STAGES[kind].plain
         file = where / "config.json"
         fields = {} if plain and not present(file) else read_json(file)  # older ones have none
@@ -63,6 +76,8 @@ def sentence_head(
             weights |= {f"head.stages.{len(stages)}.{n}": array for n, array in known.items()}
         size = stage.features
         stages.append(stage)
+    if late:
+        return TokenVectors(stages), weights
     return SentenceVectors(poolings, stages, _kept(folder)), weights
 
 

@@ -15,6 +15,9 @@ SPARSE = "SpladePooling"
 TABLE = "StaticEmbedding"
 """What may stand alone instead of a Transformer and a Pooling."""
 
+LATE = "pylate.models.Dense.Dense"
+"""What PyLate calls a Dense of the vectors of tokens, which are compared one by one (ColBERT)."""
+
 _ROUTED = "its queries and documents are read by different parts, which a graph cannot tell apart"
 _OTHERS = {
     "Router": _ROUTED,
@@ -36,11 +39,12 @@ def modules_of(folder: Path) -> list[tuple[str, str]]:
     try:
         types = [str(e["type"]) for e in listed]
         entries = [
-            (t.rpartition(".")[2], str(e["path"])) for t, e in zip(types, listed, strict=True)
+            (t if t == LATE else t.rpartition(".")[2], str(e["path"]))
+            for t, e in zip(types, listed, strict=True)
         ]
     except (TypeError, KeyError) as error:
         raise GraphgenError(f"{path}: each module must have a type and a path") from error
-    if own := [t for t in types if not t.startswith("sentence_transformers.")]:
+    if own := [t for t in types if not t.startswith("sentence_transformers.") and t != LATE]:
         raise GraphgenError(
             f"{path}: {', '.join(own)} is code in the checkpoint, which is not run; remove it, or "
             "choose another checkpoint"
@@ -48,17 +52,18 @@ def modules_of(folder: Path) -> list[tuple[str, str]]:
     kinds = [kind.replace("MLMTransformer", "Transformer") for kind, _ in entries]
     static = is_static(entries)
     sparse = kinds == [MODULES[0], SPARSE]
+    late = is_late(entries)
     unknown = sorted({*kinds[static:]} - {*MODULES})
-    if unknown and not sparse:
+    if unknown and not sparse and not late:
         reasons = "".join(f": {_OTHERS[kind]}" for kind in unknown if kind in _OTHERS)
         raise GraphgenError(
             f"{path}: the modules {', '.join(unknown)} are not supported{reasons}; supported are "
-            f"{', '.join(MODULES)}, {TABLE} as the first, and {SPARSE} alone behind a Transformer: "
-            "remove those, or choose another checkpoint"
+            f"{', '.join(MODULES)}, {TABLE} as the first, and {SPARSE} or {LATE} alone behind a "
+            "Transformer: remove those, or choose another checkpoint"
         )
-    begin = 1 if static else 2
-    fits = (static or kinds[:2] == [*MODULES[:2]]) and {*kinds[begin:]} <= {*STAGES}
-    if not (fits or sparse) or (entries[0][1] and not static):
+    fits = static or kinds[:2] == [*MODULES[:2]]
+    fits = fits and {*kinds[_before_stages(entries) :]} <= {*STAGES}
+    if not (fits or sparse or late) or (entries[0][1] and not static):
         raise GraphgenError(
             f"{path} lists {', '.join(kinds)}; it must list Transformer, Pooling and then any of "
             f"{', '.join(STAGES)}, and the first in this folder"
@@ -87,7 +92,22 @@ def is_sparse(folder: Path) -> bool:
 def stage_folders(folder: Path) -> list[str]:
     """The folders of what follows the pooling in modules.json, which `sentence_head` has read."""
     entries = modules_of(folder)
-    return [name for _, name in entries[1 if is_static(entries) else 2 :]]
+    return [name for _, name in stages_in(entries)]
+
+
+def stages_in(entries: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The modules with a folder that follow the vectors of tokens or the pooling."""
+    return [(kind.rpartition(".")[2], name) for kind, name in entries[_before_stages(entries) :]]
+
+
+def _before_stages(entries: Sequence[tuple[str, str]]) -> int:
+    return 1 if is_static(entries) or is_late(entries) else 2
+
+
+def is_late(entries: Sequence[tuple[str, str]]) -> bool:
+    """Whether the vectors of tokens stay, as PyLate compares them."""
+    kinds = [kind for kind, _ in entries]
+    return len(kinds) > 1 and kinds[0] == MODULES[0] and {*kinds[1:]} == {LATE}
 
 
 def is_static(entries: Sequence[tuple[str, str]]) -> bool:

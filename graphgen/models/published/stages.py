@@ -81,12 +81,12 @@ class LayerNorm(Stage):
 
 
 class Normalize(Stage):
-    """x / |x|, (B, D)."""
+    """x / |x|, (B, D), or of each token, (B, T, D)."""
 
     plain = True
 
     def __call__(self, x: Tensor) -> Tensor:
-        return x / ops.maximum(ops.reduce_l2(x, axis=1), 1e-12)
+        return x / ops.maximum(ops.reduce_l2(x, axis=-1), 1e-12)
 
 
 class Dropout(Stage):
@@ -123,6 +123,18 @@ class SentenceVectors(nn.Module):
         if self.kept is not None:
             y = ops.slice_(y, [0], [self.kept], [1])
         return {"last_hidden_state": x, "sentence_embedding": y}
+
+
+class TokenVectors(nn.Module):
+    """Vectors of tokens of length 1, (B, T, E), as ColBERT compares them (arXiv 2004.12832)."""
+
+    def __init__(self, stages: Sequence[Stage]):
+        self.stages = [*stages, Normalize(Config({"model_type": "Normalize"}), 1)]
+
+    def __call__(self, x: Tensor, mask: Tensor, encoder: Any) -> dict[str, Tensor]:
+        for stage in self.stages:
+            x = stage(x)
+        return {"token_embeddings": x}
 
 
 class SparseVectors:
