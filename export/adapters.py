@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import math
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -15,19 +14,19 @@ import onnx_ir as ir
 
 from graphgen.display import fields, on_screen
 from graphgen.errors import GraphgenError
+from graphgen.export.as_published import as_published
 from graphgen.export.base_weights import check_base, of_version, read_spots, to_version
 from graphgen.export.checkpoint import Checkpoint
 from graphgen.export.peft import CONFIG, check_matrices, read_folder, write_folder
+from graphgen.export.runtime_adapters import read_file, write_file
 from graphgen.export.session import model_of
-from graphgen.export.write import replacing
-from graphgen.files import path_of, present, regular
+from graphgen.files import path_of, present
 from graphgen.graph import ModelLike, constant
 from graphgen.infer import describe
 from graphgen.match import Engine, run_passes
 from graphgen.operands import Array
 from graphgen.parts import Part, parts_in
 from graphgen.passes.training.adapters import (
-    BASE,
     MAGNITUDE,
     A,
     B,
@@ -35,30 +34,18 @@ from graphgen.passes.training.adapters import (
     adapt,
     former_names,
     linears,
-    merging,
+    only,
     published_names,
 )
 from graphgen.passes.training.by_row import products, quantized_linears, weight_of
+from graphgen.passes.training.merged import merging, sites_of
 from graphgen.passes.training.updates import Update, Whole
-from graphgen.providers import runtime_message
-from graphgen.runtime import import_runtime
 
 ENDING = ".onnx_adapter"
 """Of files that the runtime's LoraAdapter reads."""
 
 LORA = "graphgen.lora"
 """Property of a checkpoint with adapters: what `adapt` notes of them, as JSON."""
-
-
-def _adapter_format() -> Any:
-    """The runtime's class of adapters' files."""
-    ort = import_runtime()
-    if not hasattr(ort, "AdapterFormat"):
-        raise GraphgenError(
-            f"adapter: onnxruntime {ort.__version__} has no AdapterFormat, which 1.20 has: "
-            "upgrade it"
-        )
-    return ort.AdapterFormat
 
 
 @dataclass(eq=False)
@@ -75,6 +62,7 @@ class Adapter:
     `spots` are some numbers of each module's weight that it was trained beside: a model with other
     weights is told by them. Files of other programs have none. If it is `scaled`, B holds a part of
     the scale, or an update became a whole weight: it computes, but trains otherwise.
+    `own` has the rank and the alpha of modules with others; PEFT's `rank_pattern`, `alpha_pattern`.
     """
 
     matrices: dict[str, Array]
@@ -86,11 +74,13 @@ class Adapter:
     saved: dict[str, Array] = field(default_factory=dict)
     spots: dict[str, Array] = field(default_factory=dict)
     scaled: bool = False
+    own: dict[str, tuple[int, float]] = field(default_factory=dict)
 
     @on_screen
     def __repr__(self) -> Iterator[str]:
         yield f"Adapter of rank {self.rank}, alpha {self.alpha:g}"
-        yield from fields(modules=self.modules, saved=[*self.saved])
+        own = [f"{n}: {rank}, {alpha:g}" for n, (rank, alpha) in self.own.items()]
+        yield from fields(modules=self.modules, own=own, saved=[*self.saved])
 
     @property
     def modules(self) -> list[str]:
@@ -109,8 +99,13 @@ class Adapter:
 
     @property
     def scale(self) -> float:
-        """s."""
-        return LoRA("", self.rank, self.alpha, rank_stabilized=self.rank_stabilized).scale
+        """s, of all modules that have no rank and alpha of their own."""
+        return self.settings("").scale
+
+    def settings(self, module: str) -> LoRA:
+        """How a module is adapted."""
+        rank, alpha = self.own.get(module, (self.rank, self.alpha))
+        return LoRA("", rank, alpha, self.dropout, self.rank_stabilized, dora=self.dora)
 
     def _shapes(self) -> dict[str, tuple[int, int]]:
         """Of the weight of each module."""
@@ -118,10 +113,13 @@ class Adapter:
 
     def updates(self) -> dict[str, Update]:
         """A, s · B and, with DoRA, the magnitude of each module."""
-        found, scale = self.matrices, np.float32(self.scale)
+        found, scales = (
+            self.matrices,
+            {n: np.float32(self.settings(n).scale) for n in self.modules},
+        )
         return {
             name: Update(found[name + A], scale * found[name + B], found.get(name + MAGNITUDE))
-            for name in self.modules
+            for name, scale in scales.items()
         }
 
     @classmethod
@@ -136,16 +134,19 @@ class Adapter:
             noted = json.loads(str(saved.properties[LORA]))
             given = int(noted["rank"]), float(noted["alpha"]), bool(noted["rank_stabilized"])
             parts = (A, B, MAGNITUDE) if noted.get("dora") else (A, B)
-            needed = [name + part for name in noted["modules"] for part in parts]
-            matrices = {name: saved.trainable[name] for name in needed}
-            LoRA("", given[0], given[1], rank_stabilized=given[2])
-            check_matrices(matrices, given[0], where)
+            needed = {name + part: name + part for name in noted["modules"] for part in parts}
+            needed |= {name + A: first + A for name, first in noted.get("shared", {}).items()}
+            matrices = {name: saved.trainable[stored] for name, stored in needed.items()}
+            own = {name: (int(r), float(a)) for name, (r, a) in noted.get("own", {}).items()}
+            for rank, alpha in (given[:2], *own.values()):
+                LoRA("", rank, alpha, rank_stabilized=given[2])
+            check_matrices(matrices, given[0], own, where)
             names = parts_in(noted["names"]) if "names" in noted else None
             whole = dict[str, Array]()
-            for name, (own, turned) in dict(noted.get("saved", {})).items():
-                whole[name] = saved.trainable[own].T if turned else saved.trainable[own]
+            for name, (stored, turned) in dict(noted.get("saved", {})).items():
+                whole[name] = saved.trainable[stored].T if turned else saved.trainable[stored]
             spots = read_spots(noted.get("base", {}))
-            return cls(matrices, *given, float(noted["dropout"]), names, whole, spots)
+            return cls(matrices, *given, float(noted["dropout"]), names, whole, spots, own=own)
         except (KeyError, TypeError, ValueError, RecursionError, GraphgenError) as error:
             raise GraphgenError(
                 f"{where}: its property {LORA}, or a matrix that it names, is missing or damaged "
@@ -181,25 +182,12 @@ class Adapter:
     @classmethod
     def _from_runtime(cls, file: Path) -> "Adapter":
         """Of a file that `export` wrote, whose B are scaled: alpha is the rank."""
-        form = _adapter_format()
-        try:
-            regular(file).open("rb").close()
-            read = form.read_adapter(os.fspath(file))
-            # Copies: its values are views of memory that it frees.
-            matrices = {name: np.array(x.numpy()) for name, x in read.get_parameters().items()}
-            version = int(read.get_model_version())
-            del read
-        except OSError as error:
-            raise GraphgenError(
-                f"{file} cannot be read: {error.strerror}; give what graphgen adapter wrote"
-            ) from None
-        except Exception as error:
-            raise GraphgenError(
-                f"{file} is no adapter of the runtime ({runtime_message(error)}); write it again"
-            ) from None
-        rank = next((len(x) for n, x in matrices.items() if n.endswith(A) and x.ndim), 0) or 1
-        check_matrices(matrices, rank, file)
-        found = cls(matrices, rank, float(rank), scaled=True)
+        matrices, version = read_file(file)
+        ranks = {n.removesuffix(A): len(x) for n, x in matrices.items() if n.endswith(A) and x.ndim}
+        rank = next(iter(ranks.values()), 0) or 1
+        own = {name: (own, float(own)) for name, own in ranks.items() if own != rank}
+        check_matrices(matrices, rank, own, file)
+        found = cls(matrices, rank, float(rank), scaled=True, own=own)
         found.spots = of_version(version, found._shapes())
         return found
 
@@ -211,8 +199,8 @@ class Adapter:
         cannot be written.
         """
         if self.published is not None:
-            return self._as_published().save(folder, base=base)
-        config = {
+            return as_published(self).save(folder, base=base)
+        config: dict[str, Any] = {
             "base_model_name_or_path": base or None,
             "r": self.rank,
             "lora_alpha": int(self.alpha) if self.alpha == int(self.alpha) else self.alpha,
@@ -222,22 +210,19 @@ class Adapter:
             "target_modules": self.modules,
             "modules_to_save": self.whole or None,
         }
+        if self.own:  # the first pattern that the end of a name matches counts: long names first
+            every = {n: self.settings(n) for n in sorted(self.modules, key=len, reverse=True)}
+            config["rank_pattern"] = {re.escape(n): lora.rank for n, lora in every.items()}
+            config["alpha_pattern"] = {re.escape(n): lora.alpha for n, lora in every.items()}
         return write_folder(folder, config, self.matrices | self.saved, self.spots)
 
     def export(self, path: str | os.PathLike[str]) -> Path:
         """Write a file that the runtime's LoraAdapter reads, for the model that `base` returns."""
         self._expect_updates_only()
         self._expect_no_magnitudes()
-        form, values, ort = _adapter_format()(), {}, import_runtime()
-        for name, array in self.matrices.items():
-            scaled = array * np.float32(self.scale) if name.endswith(B) else array
-            values[name] = ort.OrtValue.ortvalue_from_numpy(scaled)
-        form.set_adapter_version(1)
-        form.set_model_version(to_version(self.spots, self._shapes()))
-        form.set_parameters(values)
-        with replacing("adapter", path := path_of(path, "adapter")) as [file]:
-            form.export_adapter(os.fspath(file))
-        return path
+        scaled = {n + B: self.settings(n).scale for n in self.modules}
+        values = {n: x * np.float32(scaled.get(n, 1)) for n, x in self.matrices.items()}
+        return write_file(path, values, to_version(self.spots, self._shapes()))
 
     def base(self, model: str | os.PathLike[str] | ModelLike) -> ir.Model:
         """A copy of `model` that runs beside adapters of the same modules and rank.
@@ -248,8 +233,9 @@ class Adapter:
         self._expect_updates_only()
         self._expect_no_magnitudes()
         result = model_of(model, "adapter").clone()
-        names, targets = self.sites(result)
-        adapt(result, LoRA(targets, self.rank))
+        names = self._sites(result)
+        alone = {place: LoRA("", self.settings(own).rank) for own, place in names.items()}
+        adapt(result, LoRA(only(names.values()), self.rank), own=alone)
         for own, part in itertools.product(names, (A, B)):
             value = result.graph.initializers.pop(names[own] + part)
             assert value.const_value is not None
@@ -259,8 +245,8 @@ class Adapter:
             result.graph.inputs.append(value)
         return result
 
-    def sites(self, model: ir.Model) -> tuple[dict[str, str], str]:
-        """The model's name of each module, and the pattern of these names alone.
+    def _sites(self, model: ir.Model) -> dict[str, str]:
+        """The model's name of each module.
 
         Raises GraphgenError where they are no products of the model of the same sizes.
         """
@@ -270,17 +256,8 @@ class Adapter:
                 f"adapter: the model has one module of the adapter as {' and '.join(parts)}: "
                 "merge it instead"
             )
-        check_base(self.spots, model, places)
-        names = {own: place for own, [place] in places.items()}
-        sizes = {site.module: site.sizes for site in linears(model).values()}
-        for own, update in self.updates().items():
-            if sizes.get(names[own]) != update.shape[::-1]:
-                raise GraphgenError(
-                    f"adapter: the model has no product called {own} of a weight "
-                    f"{[*update.shape]}; give the model that the adapter was trained on, not "
-                    "optimized yet"
-                )
-        return names, "|".join(f"^{re.escape(name)}$" for name in names.values())
+        self.of_model(model).check_sizes("adapter", model)
+        return {own: place for own, [place] in places.items()}
 
     def merged(self, model: str | os.PathLike[str] | ModelLike) -> ir.Model:
         """A copy of `model`, not optimized yet or optimized, with the updates in its weights.
@@ -288,7 +265,7 @@ class Adapter:
         Raises GraphgenError for a module that is no product of the model, or of another size.
         """
         result = model_of(model, "adapter").clone()
-        updates = self._placed(result)
+        updates = self.of_model(result).updates()
         few = {site.module for site in quantized_linears(result).values()}
         if packed := sorted(
             few & {*updates, *(p for m in self.places(result, self.whole).values() for p in m)}
@@ -354,7 +331,7 @@ class Adapter:
         whole that is not in the model.
         """
         found = {site.module: node for node, site in products(model).items()}
-        updates, places = self._placed(model), self.places(model, self.whole)
+        updates, places = self.of_model(model).updates(), self.places(model, self.whole)
         for name, [place, *others] in places.items():
             own = None if others or place not in found else weight_of(found[place])
             weight, bias = (self.saved.get(f"{name}.{part}") for part in ("weight", "bias"))
@@ -383,26 +360,36 @@ class Adapter:
         }
         saved = {n: x for n, x in self.saved.items() if n.rpartition(".")[0] in own}
         spots = {n: x for n, x in self.spots.items() if n in own}
-        return replace(self, matrices=matrices, saved=saved, spots=spots)
+        settings = {n: x for n, x in self.own.items() if n in own}
+        return replace(self, matrices=matrices, saved=saved, spots=spots, own=settings)
 
-    def _placed(self, model: ir.Model) -> dict[str, Update]:
-        found, updates = dict[str, Update](), self.updates()
+    def of_model(self, model: ir.Model) -> "Adapter":
+        """The updates by the model's names of the modules.
+
+        Each of several parts that the model has of a module has the same A, and its rows of B.
+        """
+        matrices, own = dict[str, Array](), dict[str, tuple[int, float]]()
         published, known = published_names(model), self.places(model, self.modules)
         check_base(self.spots, model, known)
-        for own, places in known.items():
-            update = updates[own]
-            if len(places) == 1:
-                found[places[0]] = update
-                continue
-            parts, out = [published[module] for module in places], update.shape[0]
+        for name, places in known.items():
+            out = len(self.matrices[name + B])
+            parts = [published[module] for module in places] if len(places) > 1 else []
             if any(out % (part.of * part.groups) for part in parts):
                 raise GraphgenError(
-                    f"adapter: the model has {own} as {len(places)} weights, and its update is "
-                    f"{[*update.shape]}: give the model that it was trained on"
+                    f"adapter: the model has {name} as {len(places)} weights, and its update is "
+                    f"{[*self.updates()[name].shape]}: give the model that it was trained on"
                 )
-            for module, part in zip(places, parts, strict=True):
-                found[module] = update.at(part.outputs(out))
-        return found
+            rows = [part.outputs(out) for part in parts] or [np.arange(out)]
+            for module, its in zip(places, rows, strict=True):
+                matrices[module + A] = self.matrices[name + A]
+                for part in (B, MAGNITUDE) if self.dora else (B,):
+                    matrices[module + part] = self.matrices[name + part][its]
+                own |= {module: self.own[name]} if name in self.own else {}
+        return replace(self, matrices=matrices, own=own, published=None, saved={}, spots={})
+
+    def check_sizes(self, who: str, model: ir.Model) -> None:
+        """Raise where the modules, by the model's names, are no products of it of these sizes."""
+        sites_of(who, linears(model), self._shapes())
 
     def places(self, model: ir.Model, wanted: Sequence[str]) -> dict[str, list[str]]:
         """The model's name of each wanted module, or of its parts in the model, in their order.
@@ -436,56 +423,3 @@ class Adapter:
                     "the model that the adapter was trained on"
                 )
         return found
-
-    def _as_published(self) -> "Adapter":
-        """The same by the checkpoint's names.
-
-        Updates of parts of one weight are one update of it, block by block: of all their ranks.
-        """
-        assert self.published is not None
-        split = {n for n in self.whole if n in self.published and self.published[n].of > 1}
-        if odd := sorted({*self.modules, *self.whole} - self.published.keys() | split):
-            raise GraphgenError(
-                f"adapter: the checkpoint has no name for {odd[0]} as a module, so PEFT could not "
-                "load what was trained: write the whole model with graphgen export"
-            )
-        if twice := [name for name in self.modules if BASE in self.published[name].name]:
-            raise GraphgenError(
-                f"adapter: {twice[0]} is the last product of torch's attention, whose update PEFT "
-                "leaves out or adds twice: write the whole model with graphgen export"
-            )
-        groups = dict[str, list[str]]()
-        for name in self.modules:
-            groups.setdefault(self.published[name].name, []).append(name)
-        times = max(map(len, groups.values()))
-        matrices, rank, spots = dict[str, Array](), self.rank, dict[str, Array]()
-        for name, modules in groups.items():
-            first = self.published[modules[0]]
-            if self.dora and sum(self.published[m].width for m in modules) < first.of:
-                raise GraphgenError(
-                    f"adapter: the checkpoint has {name} as one weight, and the adapter has "
-                    "magnitudes of a part of it, which PEFT cannot hold: adapt all parts, or write "
-                    "the whole model with graphgen export"
-                )
-            size, out = self.matrices[modules[0] + A].shape[1], len(self.matrices[modules[0] + B])
-            whole = first.whole(out)
-            magnitude = np.zeros(whole, np.float32)
-            a = np.zeros((rank * times, size), np.float32)
-            b = np.zeros((whole, rank * times), np.float32)
-            for i, module in enumerate(modules):
-                rows, own = self.published[module].outputs(whole), slice(rank * i, rank * (i + 1))
-                a[own], b[rows, own] = self.matrices[module + A], self.matrices[module + B]
-                magnitude[rows] = self.matrices.get(module + MAGNITUDE, 0)
-                if module in self.spots:
-                    found = self.spots[module].copy()
-                    found[:, 0] = rows[found[:, 0].astype(np.int64)]
-                    spots[name] = np.concatenate([spots.get(name, found[:0]), found])
-            matrices |= {name + A: a, name + B: b}
-            matrices |= {name + MAGNITUDE: magnitude} if self.dora else {}
-        alpha = self.alpha * (math.sqrt(times) if self.rank_stabilized else times)
-        saved = dict[str, Array]()
-        for name, array in self.saved.items():
-            module, _, part = name.rpartition(".")
-            saved[f"{self.published[module].name}.{part}"] = array
-        stable, dropout = self.rank_stabilized, self.dropout
-        return Adapter(matrices, rank * times, alpha, stable, dropout, saved=saved, spots=spots)

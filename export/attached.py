@@ -1,5 +1,6 @@
 """Adapters in a model that is to be trained: new ones, or one that goes on where it ended."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
 from graphgen.export.adapters import Adapter
-from graphgen.passes.training.adapters import LoRA, adapt, linears
+from graphgen.passes.training.adapters import A, LoRA, adapt, linears, only, published_names
 
 
 def attach(
@@ -25,19 +26,19 @@ def attach(
         return adapt(model, lora, few_bits=few_bits), []
     if lora.scaled:
         raise GraphgenError(
-            "artifacts: lora: an adapter from a file .onnx_adapter, or with PEFT's rank_pattern, "
-            "alpha_pattern or base_layer, is read in another form than it was trained in: go on "
-            "from the run, or merge it and begin a new one"
+            "artifacts: lora: an adapter from a file .onnx_adapter, or with PEFT's base_layer, is "
+            "read in another form than it was trained in: go on from the run, or merge it and "
+            "begin a new one"
         )
-    names, targets = lora.sites(model)
+    placed = lora.of_model(model)
+    placed.check_sizes("artifacts: lora", model)
     lora.put_whole(model)
-    options: dict[str, Any] = {"rank_stabilized": lora.rank_stabilized, "dora": lora.dora}
-    settings = LoRA(targets, lora.rank, lora.alpha, lora.dropout, **options)
-    noted = adapt(model, settings, few_bits=few_bits)
-    for name, array in lora.matrices.items():
-        own = next(module for module in names if name.startswith(f"{module}.lora_"))
-        value = model.graph.initializers[names[own] + name.removeprefix(own)]
-        value.const_value = ir.tensor(np.ascontiguousarray(array), name=value.name)
+    usual = replace(lora.settings(""), targets=only(placed.modules))
+    own = {module: replace(usual, rank=r, alpha=a) for module, (r, a) in placed.own.items()}
+    noted = adapt(model, usual, few_bits=few_bits, own=own, shared=_shared(model, placed))
+    for name, array in placed.matrices.items():
+        if (value := model.graph.initializers.get(name)) is not None:
+            value.const_value = ir.tensor(np.ascontiguousarray(array), name=value.name)
     return noted, _whole(model, lora)
 
 
@@ -56,3 +57,14 @@ def _whole(model: ir.Model, adapter: Adapter) -> list[str]:
             )
         found.append(str(weight.name) if part == "weight" else f"{place}.bias")
     return found
+
+
+def _shared(model: ir.Model, adapter: Adapter) -> dict[str, str]:
+    """The modules, parts of one weight of the checkpoint, whose A is that of another part."""
+    first, found, names = dict[str, str](), dict[str, str](), published_names(model)
+    for module in adapter.modules:
+        if module in names:
+            other = first.setdefault(names[module].name, module)
+            if np.array_equal(adapter.matrices[module + A], adapter.matrices[other + A]):
+                found[module] = other
+    return {module: other for module, other in found.items() if module != other}

@@ -33,7 +33,6 @@ _WITHOUT_EFFECT = re.compile(
 _STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
 """The `init_lora_weights` that leave the model's own weight as it is."""
 
-_PATTERNS = ("rank_pattern", "alpha_pattern")
 _UNMERGED = ("LILY", "POLY", "SHADOW", "XLORA")  # kinds that PEFT 0.21 does not merge
 
 
@@ -48,6 +47,7 @@ class Contents(NamedTuple):
     saved: dict[str, Array]
     spots: dict[str, Array]
     scaled: bool
+    own: dict[str, tuple[int, float]]
 
 
 def read_folder(folder: Path) -> Contents:
@@ -59,14 +59,14 @@ def read_folder(folder: Path) -> Contents:
     if not isinstance(listed, list):
         problem = f"modules_to_save is {listed!r}; it must be a list of names"
         raise GraphgenError(f"{folder / CONFIG}: {problem}")
-    whole = [f"{name}." for name in listed]  # PEFT takes every module whose name ends so
+    ends = [f"{name}." for name in listed]  # PEFT takes every module whose name ends so
     if not present(folder / WEIGHTS):
         raise GraphgenError(f"{folder} has no {WEIGHTS}: save it with safe_serialization=True")
     weights, metadata = safetensors.read_headers(folder / WEIGHTS)
     for weight in weights:
         name = weight.name.removeprefix(_PREFIX)
         beside = BASE in name and not name.endswith((A, B, MAGNITUDE))
-        kept = beside or any(part in name for part in whole)
+        kept = beside or any(part in name for part in ends)
         size = 1 if name.endswith(".bias" if kept else MAGNITUDE) else 2
         known = kept or BASE not in name  # of torch's attention, where PEFT adds the update twice
         known &= name.endswith((".weight", ".bias") if kept else (A, B, MAGNITUDE))
@@ -77,15 +77,14 @@ def read_folder(folder: Path) -> Contents:
                 "merge_and_unload"
             )
         (saved if kept else matrices)[name] = weight.read().astype(np.float32)
-    if any(config.get(name) for name in _PATTERNS):
-        try:
-            rank = _even(matrices, config, rank, alpha, stabilized)
-        except (re.error, AttributeError, TypeError, ValueError, GraphgenError) as error:
-            raise GraphgenError(
-                f"{folder / CONFIG}: rank_pattern or alpha_pattern is damaged ({error}): they are "
-                "objects of patterns of modules, and numbers above 0"
-            ) from None
-    check_matrices(matrices, rank, folder / WEIGHTS)
+    try:
+        own = _own(matrices, config, rank, alpha)
+    except (re.error, AttributeError, TypeError, ValueError, GraphgenError) as error:
+        raise GraphgenError(
+            f"{folder / CONFIG}: rank_pattern or alpha_pattern is damaged ({error}): they are "
+            "objects of patterns of modules, and numbers above 0"
+        ) from None
+    check_matrices(matrices, rank, own, folder / WEIGHTS)
     dora = any(name.endswith(MAGNITUDE) for name in matrices)
     if dora != bool(config.get("use_dora")):
         problem = f"use_dora is {config.get('use_dora')!r}, and the file of matrices says otherwise"
@@ -95,16 +94,20 @@ def read_folder(folder: Path) -> Contents:
     except (TypeError, ValueError, RecursionError) as error:
         problem = f"its metadata {SPOTS} is damaged ({error}): save the adapter again"
         raise GraphgenError(f"{folder / WEIGHTS}: {problem}") from None
-    scale = np.float32(LoRA("", rank, alpha, rank_stabilized=stabilized).scale)
-    scaled = any(BASE in n for n in saved) or any(config.get(n) for n in _PATTERNS)
+    scaled = any(BASE in n for n in saved)
     try:
-        saved = {n.replace(BASE, "."): _whole(n, x, matrices, scale) for n, x in saved.items()}
+        for name in [n for n in saved if BASE in n]:
+            module = name.partition(BASE)[0]
+            lora = LoRA("", *own.get(module, (rank, alpha)), rank_stabilized=stabilized)
+            whole = _whole(name, saved.pop(name), matrices, np.float32(lora.scale))
+            saved[name.replace(BASE, ".")] = whole
     except (KeyError, ValueError) as error:
         raise GraphgenError(
             f"{folder / WEIGHTS}: a weight {BASE[1:-1]} has no update of its size ({error}): save "
             "the adapter again"
         ) from None
-    return Contents(matrices, rank, alpha, stabilized, dropout, saved, spots, scaled)
+    own = {name: x for name, x in own.items() if name + A in matrices}
+    return Contents(matrices, rank, alpha, stabilized, dropout, saved, spots, scaled, own)
 
 
 def _whole(name: str, array: Array, matrices: dict[str, Array], scale: np.float32) -> Array:
@@ -149,17 +152,12 @@ def _settings(file: Path, config: Mapping[str, Any]) -> tuple[int, float, bool, 
     return rank, alpha, stabilized, dropout
 
 
-def _even(
-    matrices: dict[str, Array],
-    config: Mapping[str, Any],
-    rank: int,
-    alpha: float,
-    stabilized: bool,
-) -> int:
-    """Let updates of several ranks and alphas be of the largest rank, which is returned, and alpha.
+def _own(
+    matrices: Mapping[str, Array], config: Mapping[str, Any], rank: int, alpha: float
+) -> dict[str, tuple[int, float]]:
+    """The rank and alpha of modules that have others, by patterns.
 
-    Further rows of A and columns of B are 0, and B takes what differs of the scale. The first
-    pattern that the end of a module's name matches counts, as PEFT has it.
+    The first one that the end of a module's name matches counts, as PEFT has it.
     """
 
     def setting(which: str, module: str, default: float) -> float:
@@ -168,26 +166,14 @@ def _even(
             next((x for key, x in given if re.match(rf"(.*\.)?({key})$", module)), default)
         )
 
-    modules = [name.removesuffix(A) for name in matrices if name.endswith(A)]
-    own = {
-        m: LoRA(
-            "",
-            int(setting("rank_pattern", m, rank)),
-            setting("alpha_pattern", m, alpha),
-            rank_stabilized=stabilized,
-        )
-        for m in modules
-    }
-    largest = max((lora.rank for lora in own.values()), default=rank)
-    whole = LoRA("", largest, alpha, rank_stabilized=stabilized).scale
-    for module, lora in own.items():
-        a, b = matrices[module + A], matrices.get(module + B)
-        if b is None or len(a) != lora.rank or b.shape[1] != lora.rank:
-            raise ValueError(f"the matrices of {module} are not of rank {lora.rank}")
-        more = largest - lora.rank
-        matrices[module + A] = np.pad(a, ((0, more), (0, 0)))
-        matrices[module + B] = np.pad(b * np.float32(lora.scale / whole), ((0, 0), (0, more)))
-    return largest
+    own = dict[str, tuple[int, float]]()
+    for module in (name.removesuffix(A) for name in matrices if name.endswith(A)):
+        rank_of = setting("rank_pattern", module, rank)
+        found = int(rank_of), setting("alpha_pattern", module, alpha)
+        LoRA("", *found)
+        if found != (rank, alpha):
+            own[module] = found
+    return own
 
 
 def write_folder(
@@ -220,9 +206,15 @@ def write_folder(
     return folder
 
 
-def check_matrices(matrices: Mapping[str, Array], rank: int, file: str | Path) -> None:
+def check_matrices(
+    matrices: Mapping[str, Array],
+    rank: int,
+    own: Mapping[str, tuple[int, float]],
+    file: str | Path,
+) -> None:
     """Raise for what is no matrix of a low-rank update, of another rank or without partner.
 
+    The rank is the first of what `own` has for a module, or `rank`.
     Magnitudes, of every module or none, have the outputs of their B.
     """
     found = {n.removesuffix(MAGNITUDE): x for n, x in matrices.items() if n.endswith(MAGNITUDE)}
@@ -241,9 +233,10 @@ def check_matrices(matrices: Mapping[str, Array], rank: int, file: str | Path) -
                 f"{file}: {name}, {array.dtype}{[*array.shape]}, is no matrix of a low-rank "
                 f"update: they are called MODULE{A} and MODULE{B}"
             )
-        if array.shape[not a] != rank or b + (B if a else A) not in matrices:
+        its, _ = own.get(b, (rank, 0.0))
+        if array.shape[not a] != its or b + (B if a else A) not in matrices:
             raise GraphgenError(
-                f"{file}: {name} is {[*array.shape]}, not of rank {rank}, or has no partner: "
+                f"{file}: {name} is {[*array.shape]}, not of rank {its}, or has no partner: "
                 "save the adapter again"
             )
     if not matrices:

@@ -27,7 +27,8 @@ from graphgen.models.published.back import (
 )
 from graphgen.models.published.config import Config
 from graphgen.operands import Array, to_dtype
-from graphgen.passes.training.adapters import Linear, check_finite, linears, sites_of
+from graphgen.passes.training.adapters import Linear, linears
+from graphgen.passes.training.merged import check_finite, sites_of
 
 SHARD = 5_000_000_000
 """The most bytes of a file of weights, unless one weight alone has more."""

@@ -295,7 +295,37 @@ def test_adapters_of_a_built_folder_have_the_names_of_its_checkpoint(
     with torch.no_grad():
         for name, parameter in trained.named_parameters():
             if "lora" in name or "modules_to_save" in name:
-                parameter.normal_()
+                parameter.normal_(std=0.3)
     trained.save_pretrained(tmp_path / "theirs")
     adapter = Adapter.load(tmp_path / "theirs")
     assert relative_rms(theirs(tmp_path / "theirs"), own(adapter)) < 1e-5
+
+    lora, optimizer = str(tmp_path / "theirs"), gg.AdamW(weight_decay=0.0)
+    gg.artifacts(path, tmp_path / "next", lora=lora, output="logits", optimizer=optimizer)
+    parameters = [p for p in trained.eval().parameters() if p.requires_grad]
+    table = Checkpoint.load(tmp_path / "next" / "checkpoint").trainable
+    assert sum(x.size for x in table.values()) == sum(p.numel() for p in parameters)
+    labels = random.integers(0, 3 if task else 90, 2 if task else (2, 7))
+    more = {
+        "token_type_ids" if task else "position_ids": np.arange(7)[None].repeat(2, 0) * (not task)
+    }
+    trainer = gg.Trainer(tmp_path / "next", schedule=gg.schedule.constant(RATE), threads=1)
+    history = trainer.fit([{**feeds, **more, "labels": labels}], steps=20, progress=False)
+    adam, losses = torch.optim.AdamW(parameters, lr=RATE, weight_decay=0.0), []
+    for _ in history:
+        logits = trained(**{n: torch.tensor(x) for n, x in feeds.items()}).logits
+        loss = torch.nn.functional.cross_entropy(
+            logits.flatten(0, -2), torch.tensor(labels.flatten())
+        )
+        loss.backward()
+        adam.step()
+        adam.zero_grad()
+        losses.append(loss.item())
+    np.testing.assert_allclose([line["loss"] for line in history], losses, 1e-4, 1e-6)
+    ended = trainer.adapter
+    assert ended is not None
+    assert relative_rms(theirs(ended.save(tmp_path / "ended")), own(ended)) < 1e-5
+    trained.save_pretrained(tmp_path / "theirs")
+    assert {n: x.shape for n, x in Adapter.load(tmp_path / "ended").matrices.items()} == {
+        n: x.shape for n, x in Adapter.load(tmp_path / "theirs").matrices.items()
+    }

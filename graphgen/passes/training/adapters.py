@@ -4,8 +4,8 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,15 +14,14 @@ import onnx_ir as ir
 
 from graphgen import ops
 from graphgen.arguments import checked, searched
-from graphgen.edit import tidy
 from graphgen.errors import GraphgenError, check_seed
 from graphgen.graph import FORMER, PUBLISHED, constant, produced_by
-from graphgen.match import Engine, Miss, Pass, PassReport, Rewired, Rewrite, Rule, run_passes
+from graphgen.match import Engine, Miss, Pass, PassReport, Rewrite, Rule, run_passes
 from graphgen.op import Op, find_op, is_a, read_attributes
 from graphgen.operands import Array
 from graphgen.parts import Part, parts_in
 from graphgen.passes.training.numbers import random_numbers
-from graphgen.passes.training.updates import Update, Whole, norms
+from graphgen.passes.training.updates import norms
 from graphgen.places import block_of
 from graphgen.recognize.axes import permutation_of
 from graphgen.value import Tensor, Value, adopt
@@ -107,6 +106,14 @@ class LoRA:
                 "of these; nor is it the path of an adapter, to go on with"
             ) from None
         return cls(targets, int(rank), **given)
+
+    def of_rank(self, rank: int) -> "LoRA":
+        """The same of another rank, with the alpha that has the same s."""
+        alpha = self.rank if self.alpha is None else self.alpha
+        times = rank / self.rank
+        return replace(
+            self, rank=rank, alpha=alpha * (times**0.5 if self.rank_stabilized else times)
+        )
 
     def start(self, site: "Linear") -> dict[str, Array]:
         """The first A and B of a module, by name; a function of the seed and the name alone."""
@@ -205,9 +212,14 @@ def for_norm(node: ir.Node) -> bool:
 
 @dataclass
 class Adapting:
-    """The pass that adds the adapters, and the `modules` that have one."""
+    """The pass that adds the adapters, and the `modules` that have one.
+
+    Modules of `own` have other settings than `lora`, and those of `shared` read the A of another.
+    """
 
     lora: LoRA
+    own: Mapping[str, LoRA] = field(default_factory=dict)
+    shared: dict[str, str] = field(default_factory=dict)
     modules: dict[str, Linear] = field(default_factory=dict)
 
     def as_pass(self) -> Pass:
@@ -222,6 +234,11 @@ class Adapting:
             names = {module: part.name for module, part in published_names(model).items()}
             known = {n: names[s.module] for n, s in found.items() if s.module in names}
             matched = [n for n, name in known.items() if re.search(self.lora.targets, name)]
+            first = dict[str, str]()
+            for node in matched:  # parts of one module have one A
+                module = found[node].module
+                if (other := first.setdefault(known[node], module)) != module:
+                    self.shared[module] = other
         if not matched:
             raise GraphgenError(
                 f"artifacts: lora={self.lora.targets!r} matches no module with a product; there "
@@ -230,8 +247,9 @@ class Adapting:
         _check_names(model, {found[node].module for node in matched})
         numbers = random_numbers(model.graph, "dropout of adapters") if self.lora.dropout else None
         values: dict[str, ir.Value] = {}
-        rule = partial(self._adapted, found, values, numbers)
-        report = engine.run("adapters", model, _rules(rule), forward=True, nodes=matched)
+        masks: dict[tuple[str, ir.Value | None], int] = {}
+        rule = partial(self._adapted, found, values, numbers, masks)
+        report = engine.run("adapters", model, products_by(rule), forward=True, nodes=matched)
         for value in values.values():
             model.graph.register_initializer(value)
         if clash := next((site.reason for site in report.sites if site.status != "fired"), ""):
@@ -243,27 +261,37 @@ class Adapting:
         found: Mapping[ir.Node, Linear],
         values: dict[str, ir.Value],
         numbers: tuple[ir.Value, ir.Value] | None,
+        masks: dict[tuple[str, ir.Value | None], int],
         node: ir.Node,
     ) -> Rewrite | Miss:
         site, op = found[node], find_op(node)
         assert op is not None
+        lora, first_part = self.own.get(site.module, self.lora), self.shared.get(site.module)
         if (first := self.modules.setdefault(site.module, site)).weight is not site.weight:
             both = f"{first.weight.name} and {site.weight.name}"
             return Miss(f"module {site.module} has two weights, {both}: export it with names")
-        if site.module + A not in values:
-            values |= {name: initializer(name, x) for name, x in self.lora.start(site).items()}
+        owner = first_part or site.module
+        if site.module + B not in values:
+            start = lora.start(site)
+            values.setdefault(owner + A, initializer(owner + A, start.pop(site.module + A)))
+            values |= {name: initializer(name, x) for name, x in start.items()}
         x: Tensor = adopt(node.inputs[0])  # not site.x, which may have an adapter since
         if numbers is not None:
             ratio = np.asarray(self.lora.dropout, np.float32)
-            number = np.asarray(_SITES + [*found].index(node), np.int64)
-            x = ops.dropout(x, ratio, adopt(numbers[0]), adopt(numbers[1]), number)
-        a, b = (ops.transpose(Value(values[site.module + part]), perm=[1, 0]) for part in (A, B))
-        update = ops.matmul(ops.matmul(x, a), b) * np.float32(self.lora.scale * site.alpha)
+            number = _SITES + [*found].index(node)
+            if owner in self.shared.values():  # PEFT draws once for all of them
+                number = masks.setdefault((owner, node.inputs[0]), number)
+            place = np.asarray(number, np.int64)
+            x = ops.dropout(x, ratio, adopt(numbers[0]), adopt(numbers[1]), place)
+        a, b = Value(values[owner + A]), Value(values[site.module + B])
+        update = ops.matmul(ops.matmul(x, ops.swap_last(a)), ops.swap_last(b))
+        update = update * np.float32(lora.scale * site.alpha)
         given, attributes = [*map(adopt, node.inputs)], read_attributes(op, node)
         if not self.lora.dora:
             result = op(*given, **attributes) + update
         else:
-            product, gain = op(x, given[1], **attributes), self._gain(values, site)
+            m = Value(values[site.module + MAGNITUDE])
+            product, gain = op(x, given[1], **attributes), _gain(lora, site, a, b, m)
             if numbers is not None:
                 result = op(*given, **attributes) + (gain * (product + update) - product)
             else:
@@ -271,16 +299,16 @@ class Adapting:
                 if len(given) > 2 and given[2] is not None:
                     result = result + given[2] * np.float32(attributes.get("beta", 1.0))
         inputs = [value for value in node.inputs if value is not None]
-        return Rewrite(result, inputs, f"rank {self.lora.rank}", may_share=True)
+        return Rewrite(result, inputs, f"rank {lora.rank}", may_share=True)
 
-    def _gain(self, values: Mapping[str, ir.Value], site: Linear) -> Tensor:
-        """m / ‖W + s Aᵀ Bᵀ‖ of each output."""
-        a, b, m = (Value(values[site.module + part]) for part in (A, B, MAGNITUDE))
-        update = ops.matmul(b, a) * np.float32(self.lora.scale)  # float[out, in]
-        update = update if site.by_rows else ops.transpose(update, perm=[1, 0])
-        changed = Value(site.weight) + update
-        size = ops.stop_gradient(ops.reduce_l2(changed, [int(site.by_rows)], keepdims=0))
-        return m / ops.where(ops.equal(size, np.float32(0)), np.float32(1), size)
+
+def _gain(lora: LoRA, site: Linear, a: Tensor, b: Tensor, m: Tensor) -> Tensor:
+    """m / ‖W + s Aᵀ Bᵀ‖ of each output."""
+    update = ops.matmul(b, a) * np.float32(lora.scale)  # float[out, in]
+    update = update if site.by_rows else ops.transpose(update, perm=[1, 0])
+    changed = Value(site.weight) + update
+    size = ops.stop_gradient(ops.reduce_l2(changed, [int(site.by_rows)], keepdims=0))
+    return m / ops.where(ops.equal(size, np.float32(0)), np.float32(1), size)
 
 
 def published_names(model: ir.Model) -> dict[str, Part]:
@@ -314,18 +342,29 @@ def former_names(model: ir.Model) -> dict[str, str]:
         ) from None
 
 
-def adapt(model: ir.Model, lora: LoRA, *, few_bits: bool = False) -> dict[str, Any]:
+def adapt(
+    model: ir.Model,
+    lora: LoRA,
+    *,
+    few_bits: bool = False,
+    own: Mapping[str, LoRA] | None = None,
+    shared: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
     """Add adapters to a model; return what files note of them, for JSON.
 
-    `few_bits` says that the weights beside them will be rounded to these.
+    `few_bits` says that the weights beside them will be rounded to these. `own` has the settings of
+    modules that have others, and `shared` the module whose A another one reads.
     """
-    adapting = Adapting(lora)
+    adapting = Adapting(lora, own or {}, {**(shared or {})})
     run_passes(model, [adapting.as_pass()], Engine())
     alpha = lora.rank if lora.alpha is None else lora.alpha
     stable = lora.rank_stabilized
     noted: dict[str, Any]
     noted = {"rank": lora.rank, "alpha": alpha, "dropout": lora.dropout, "rank_stabilized": stable}
     noted |= {"dora": True} if lora.dora else {}
+    if own:
+        noted["own"] = {n: [x.rank, x.alpha] for n, x in sorted(own.items())}
+    noted |= {"shared": adapting.shared} if adapting.shared else {}
     noted["modules"] = sorted(adapting.modules)
     within = FEW_BITS if few_bits else SAME
     noted["base"] = {n: spots_in(x.matrix(), within).tolist() for n, x in adapting.modules.items()}
@@ -354,85 +393,13 @@ def trained_whole(model: ir.Model, lora: dict[str, Any], trained: Iterable[str])
     return found
 
 
-def sites_of(
-    who: str, found: Mapping[ir.Node, Linear], sizes: Mapping[str, Sequence[int]]
-) -> dict[str, Linear]:
-    """The first of the products `found` of each module that an update, [out, in], is for.
-
-    Raises GraphgenError for a module without a product, with several weights, or of another size.
-    """
-    sites = dict[str, Linear]()
-    for site in found.values():
-        first = sites.setdefault(site.module, site)
-        if first.weight is not site.weight and site.module in sizes:
-            raise GraphgenError(
-                f"{who}: module {site.module} has two weights, {first.weight.name} and "
-                f"{site.weight.name}, and its update is of one: export it with names"
-            )
-    for name, shape in sizes.items():
-        if name not in sites or sites[name].sizes != (*shape[::-1],):
-            size = f", {[*sites[name].sizes[::-1]]}" if name in sites else ""
-            raise GraphgenError(
-                f"{who}: the adapter has a matrix {[*shape]} for module {name}, and "
-                f"the model has {'it in another size' if size else 'no such product'}{size}; "
-                f"its modules are {some_of(found.values())}: give the model it was trained on"
-            )
-    return sites
+def only(modules: Iterable[str]) -> str:
+    """The pattern of these modules alone."""
+    return "|".join(f"^{re.escape(name)}$" for name in modules)
 
 
-def check_finite(who: str, module: str, *arrays: Array | None) -> None:
-    """Raise for an update that is not finite."""
-    if not all(np.isfinite(array).all() for array in arrays if array is not None):
-        raise GraphgenError(
-            f"{who}: the update of {module} is not finite: take an earlier checkpoint, from "
-            "before the training diverged"
-        )
-
-
-def merging(who: str, updates: Mapping[str, Update | Whole]) -> Pass:
-    """What the update of its module makes of it, in the place of each weight W.
-
-    Raises GraphgenError for a module without a product in the model, or of another size.
-    """
-
-    def run(model: ir.Model, engine: Engine) -> PassReport:
-        found = linears(model)
-        sites = sites_of(who, found, {name: update.shape for name, update in updates.items()})
-        for name, update in updates.items():
-            check_finite(who, name, *update)
-        values: dict[tuple[ir.Value, str], ir.Value] = {}
-
-        def merged(node: ir.Node) -> Rewired:
-            site, matrix = found[node], node.inputs[1]
-            assert matrix is not None
-            if (matrix, site.module) not in values:
-                weight = updates[site.module].of(site.matrix())
-                weight = weight if site.by_rows else weight.T
-                check_finite(who, site.module, weight)
-                weight = weight if matrix is site.weight else np.ascontiguousarray(weight.T)
-                name = f"{site.module}.merged{len(values)}"
-                values[matrix, site.module] = initializer(name, weight)
-            return Rewired({1: Value(values[matrix, site.module])}, "merged")
-
-        matched = [node for node, site in found.items() if site.module in updates]
-        report = engine.run("merge", model, _rules(merged), nodes=matched)
-        if left := [site for site in report.sites if site.status != "fired"]:
-            raise GraphgenError(f"{who}: {left[0].where} cannot be merged: {left[0].reason}")
-        for value in values.values():
-            model.graph.register_initializer(value)
-        tidy(model)
-        for (_, module), value in values.items():  # what nothing else reads leaves its name
-            name = str(sites[module].weight.name)
-            if name not in model.graph.initializers:
-                del model.graph.initializers[str(value.name)]
-                value.name = name
-                model.graph.register_initializer(value)
-        return report
-
-    return Pass("merge", run, "whole")
-
-
-def _rules(rule: Rule) -> dict[Op, list[Rule]]:
+def products_by(rule: Rule) -> dict[Op, list[Rule]]:
+    """The rule for each of PRODUCTS."""
     return {op: [rule] for op in PRODUCTS}
 
 

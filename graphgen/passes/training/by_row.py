@@ -26,13 +26,12 @@ from graphgen.passes.training.adapters import (
     A,
     B,
     Linear,
-    check_finite,
     initializer,
     linear_at,
     linears,
     module_of,
-    sites_of,
 )
+from graphgen.passes.training.merged import check_finite, sites_of
 from graphgen.passes.training.updates import Update
 from graphgen.recognize.terms import multiplied, source, sum_of_terms
 from graphgen.traits import Trait
