@@ -144,6 +144,7 @@ from graphgen.ops.layout import (
     zeros_like,
 )
 from graphgen.ops.linalg import det, einsum, fused_matmul, gemm, inverse, matmul, trilu
+from graphgen.ops.linear_attention import causal_conv_with_state, linear_attention
 from graphgen.ops.loss import (
     binary_cross_entropy,
     cross_entropy,
@@ -241,6 +242,7 @@ __all__ = [
     "block_sparse_attention",
     "cast",
     "cast_like",
+    "causal_conv_with_state",
     "causal_mask",
     "ceil",
     "clip",
@@ -301,6 +303,7 @@ __all__ = [
     "leaky_relu",
     "less",
     "less_or_equal",
+    "linear_attention",
     "log",
     "log_softmax",
     "logical_and",
