@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -260,7 +261,14 @@ def write_genai(
 
     Raises GraphgenError if the model's cache cannot be in place.
     """
-    found = in_place(model_in(model, "write_genai"))
+    given = model_in(model, "write_genai")
+    names = [str(value.name) for value in given.graph.inputs]
+    if state := next((n for n in names if re.match(r"past_(?!key_values)", n)), None):
+        raise GraphgenError(
+            f"build({out.name}): its layers keep states of a fixed size ({state}), and folders for "
+            "genai have keys and values only; choose --layout plain"
+        )
+    found = in_place(given)
     if isinstance(found, Miss):
         runtime = find_target("cpu").runtime  # older ones have fewer kernels of attention
         raise GraphgenError(

@@ -2,6 +2,7 @@
 
 import json
 import zlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,46 @@ _GRANITE_4 = {
     "mamba_n_heads": 8,
 }
 
+_HYBRID = {**_BASE, "num_hidden_layers": 3, "head_dim": 16} | {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 12,
+}
+_HYBRID_MOE = {
+    **_HYBRID,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+} | {"shared_expert_intermediate_size": 20}
+
 DECODERS: dict[str, dict[str, Any]] = {
+    "lfm2": {**_BASE, "num_hidden_layers": 3, "full_attn_idxs": [1], "block_multiple_of": 8},
+    "lfm2, odd": {
+        "full_attn_idxs": None,
+        "layer_types": ["full_attention", "conv", "conv"],
+        "conv_bias": True,
+        "conv_L_cache": 4,
+        "block_auto_adjust_ff_dim": False,
+        "tie_word_embeddings": False,
+    },
+    "qwen3_next": _HYBRID_MOE,
+    "qwen3_next, odd": {
+        "mlp_only_layers": [0],
+        "norm_topk_prob": False,
+        "linear_num_value_heads": 2,
+        "linear_conv_kernel_dim": 2,
+        "tie_word_embeddings": True,
+    },
+    "qwen3_5_text": _HYBRID,
+    "qwen3_5_text, odd": {
+        "attention_bias": True,
+        "linear_conv_kernel_dim": 3,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}
+        | {"partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1], "mrope_interleaved": True},
+    },
+    "qwen3_5_moe_text": _HYBRID_MOE,
     "smollm3": {**_BASE, "no_rope_layer_interval": 2},
     "smollm3, windows": {
         "no_rope_layers": [0, 1, 1],
@@ -358,6 +398,19 @@ def weight(name: str, shape: tuple[int, ...]) -> np.ndarray:
 def ids() -> np.ndarray:
     """Tokens of three rows, (3, LENGTH)."""
     return np.random.default_rng(0).integers(1, 40, (3, LENGTH))
+
+
+def no_past(sizes: Mapping[str, Sequence[Any]], rows: int) -> dict[str, np.ndarray]:
+    """What stands for a past of no tokens, given the sizes of a graph's inputs by their names."""
+    pasts = {name: dims for name, dims in sizes.items() if name.startswith("past_")}
+    fixed = {n: [d if isinstance(d, int) else 0 for d in dims[1:]] for n, dims in pasts.items()}
+    return {name: np.zeros((rows, *dims), np.float32) for name, dims in fixed.items()}
+
+
+def past_of(results: Mapping[str, Any]) -> dict[str, Any]:
+    """The past of the next call, of the results of one."""
+    found = {n.replace("present.", "past_key_values."): x for n, x in results.items()}
+    return {n.replace("present_", "past_"): x for n, x in found.items() if n != "logits"}
 
 
 def mask() -> np.ndarray:

@@ -46,14 +46,16 @@ class Decoder:
     Prompts of more than `turn` tokens are read whole: their angles follow the last token of a call.
     `held` are the tokens that each row of the cache holds. As far as `shares` allows it, a prompt
     may begin with them; `shared` is how many tokens of the last prompts were there.
-    `together` says whether `extend` reads several rows in one call.
+    `together` says whether `extend` reads several rows in one call. `stateful` decoders also keep
+    states of a fixed size: these hold all tokens so far, and cannot go back to an earlier one.
     """
 
     together = False
 
     def __init__(self, session: Session, chunk: int = 512, note: str = "", bound: str = "") -> None:
         self.session, self.chunk, self.note, self.bound = session, chunk, note, bound
-        self.caches = {name: t for name, t in session.inputs.items() if name.startswith(PAST)}
+        self.caches = {name: t for name, t in session.inputs.items() if name.startswith("past_")}
+        self.stateful = not all(map(grows, self.caches))
         self.past: dict[str, Buffer] = {}
         self.user: object = None
         self.turn: int | None = None
@@ -77,12 +79,14 @@ class Decoder:
         """What rows share with those that are held, or `among` them; {} if they may share nothing.
 
         Tokens of int8 products, and of longrope beyond its first length, depend on what is read
-        together with them. On a device, it was not measured what copies of the cache cost.
+        together with them; states are those after all tokens. On a device, it was not measured what
+        copies of the cache cost.
         """
         turns = self.turn is not None and max(map(len, rows)) + more > self.turn
         held, self.held = self.held if self._lends else [], []  # until the new ones are read
         on_cpu = self.session.plan.device == "cpu"
-        self._lends = self.shares and not self.bound and not turns and on_cpu
+        apart = self.bound or turns or self.stateful
+        self._lends = self.shares and not apart and on_cpu
         if not self._lends:
             return {}
         return beginnings(rows, chosen, held, self.chosen, among=among)
@@ -141,10 +145,15 @@ class Decoder:
         """Why `extend` cannot read more of some of that many rows than of others, or ""."""
         raise NotImplementedError
 
+    @property
+    def onward(self) -> str:
+        """Why `forget` cannot go back to earlier tokens, or ""."""
+        return "the states of its layers cannot go back to earlier tokens" if self.stateful else ""
+
     def unchecked(self, rows: int) -> str:
         """Why `extend` cannot tell what would follow each of several tokens, or ""."""
-        if self.bound or self.apart(rows):
-            return self.bound or self.apart(rows)
+        if reason := self.bound or self.onward or self.apart(rows):
+            return reason
         if (self.session.outputs["logits"].dims or (None, None))[1] != 1:
             return ""
         return "the graph gives the logits of the last token alone: build it with --layout plain"
@@ -175,7 +184,7 @@ class Decoder:
         ends: Array | None = None,
     ) -> Array:
         """Return the last logits, (R, kept, vocabulary); write keys and values into `present`."""
-        outputs = {name.replace(PAST, PRESENT): array for name, array in present.items()}
+        outputs = {present_of(name): array for name, array in present.items()}
         fitted = self._fit({**feeds, KEPT: kept})
         bound = (session or self.session).bind({**fitted, **past}, outputs)
         return self._last(bound(), kept, ends)
@@ -231,13 +240,15 @@ class InPlace(Decoder):
         self.lengths, self.chosen = np.array([len(row) for row in rows]), chosen
         longest = int(self.lengths.max())
         count, capacity, chunk = len(rows), longest + more, self._parts(longest)
-        shapes = {name: sized(t, count * beams, capacity) for name, t in self.caches.items()}
+        shapes = {n: sized(n, t, count * beams, capacity) for n, t in self.caches.items()}
         past = {n: np.zeros(shape, self.caches[n].dtype) for n, shape in shapes.items()}
         order = known
         if not (known and pays(known, rows, chunk)):
             order = dict.fromkeys(range(count), Beginning(0, 0, False))
         self.shared = sum(found.same for found in order.values())
-        if longest <= chunk and not self.shared:
+        # Padding behind a row would change its states.
+        alike = not self.stateful or min(self.lengths) == longest
+        if longest <= chunk and not self.shared and alike:
             logits = self._part(past, slice(0, count), *together(rows), 0, prompt=True)[:, -1]
         else:  # after a past, only one row can take more than one token
             parts: dict[int, Array] = {}
@@ -293,7 +304,8 @@ class InPlace(Decoder):
         if "position_ids" in self.feeds:  # equal to the lengths before each step
             self.lengths = self.feeds["position_ids"][:, 0]
         self._rows = np.arange(len(self.lengths))
-        outputs = {name.replace(PAST, PRESENT): buffer for name, buffer in self.past.items()}
+        # Kernels read a state before they write the next one, so that both may be in one place.
+        outputs = {present_of(name): buffer for name, buffer in self.past.items()}
         if self.vocabulary is not None:  # otherwise each step makes a new array
             sizes, kind = (len(self.lengths), 1, self.vocabulary), self.session.outputs["logits"]
             outputs["logits"] = np.empty(sizes, kind.dtype)
@@ -344,16 +356,17 @@ class InPlace(Decoder):
         changed = np.flatnonzero(rows != np.arange(len(rows)))
         longest = int(self.lengths.max())
         held, self.held = self.held, []
-        for buffer in self.past.values() if len(changed) else ():
+        for name, buffer in self.past.items() if len(changed) else ():
             with on_host(buffer) as array:
-                array[changed, :, :longest] = array[rows[changed], :, :longest]
+                part = (slice(None), slice(longest)) if grows(name) else ()
+                array[(changed, *part)] = array[(rows[changed], *part)]
         self._hold(held, rows)
 
     def keep(self, rows: Array) -> None:
         self.reorder(rows)
         self.lengths, self.chosen = self.lengths[rows], self.chosen[rows]
         self.past = self._picked(slice(len(rows)))
-        self._bind(next(iter(self.past.values())).shape[2])
+        self._bind(self.feeds[MASK].shape[1])
 
 
 def together(rows: Sequence[Sequence[int]], *, left: bool = False) -> tuple[Array, Array]:
@@ -367,12 +380,25 @@ def together(rows: Sequence[Sequence[int]], *, left: bool = False) -> tuple[Arra
     return ids, mask
 
 
-def sized(kind: TensorType, rows: int, length: int) -> tuple[int, ...]:
-    """The shape of a buffer of a cache (B, G, S, D)."""
-    _, heads, _, size = kind.dims or (0, 0, 0, 0)
-    if isinstance(heads, str) or isinstance(size, str):
+def grows(name: str) -> bool:
+    """Whether an input of a cache holds something of each token: not a state of all."""
+    return name.startswith(PAST)
+
+
+def present_of(name: str) -> str:
+    """The output that follows an input of a cache."""
+    return name.replace(PAST, PRESENT) if grows(name) else name.replace("past", PRESENT, 1)
+
+
+def sized(name: str, kind: TensorType, rows: int, length: int) -> tuple[int, ...]:
+    """The shape of a buffer of a cache, (B, G, S, D), or of a state, whose sizes are fixed."""
+    _, *dims = kind.dims or (0,)
+    if grows(name):
+        dims[1:2] = [length]
+    numbers = [d for d in dims if isinstance(d, int)]
+    if len(numbers) < len(dims):
         raise GraphgenError(
             f"a cache of the decoder is {kind}; its second and last sizes, heads and features, "
             "must be numbers: build or export the folder again"
         )
-    return rows, heads or 0, length, size or 0
+    return rows, *numbers

@@ -106,7 +106,7 @@ class Continuation:
             reason = f"beyond {self._bend:,} tokens longrope turns all rows by the longest: give "
             reason += "one prompt at a time"
         if not reason and draft is not None:
-            reason = draft.decoder.apart(len(self.tokens))
+            reason = draft.decoder.onward or draft.decoder.apart(len(self.tokens))
         if reason and asked:
             raise GraphgenError(f"generate: no guesses can be checked: {reason}{user_line()}")
         return not reason

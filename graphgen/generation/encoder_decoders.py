@@ -70,7 +70,7 @@ class EncoderDecoder(Decoder):
         given, own = self.encode(rows, chosen), np.array(self.begin)
         own = np.broadcast_to(own, (len(rows), own.shape[1]))
         begin = {"input_ids": own, "use_cache_branch": [False]}
-        empty = {n: np.zeros(sized(t, len(rows), 0), t.dtype) for n, t in self.caches.items()}
+        empty = {n: np.zeros(sized(n, t, len(rows), 0), t.dtype) for n, t in self.caches.items()}
         values = self.session({**self._fit({**given, **begin}), **empty})
         found = dict(zip(self.session.outputs, values, strict=True))
         logits = self._last(values)[:, -1]

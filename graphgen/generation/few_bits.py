@@ -47,7 +47,7 @@ def int8_cache(model: ModelLike, tokens: Array, *, longest: int | None = None) -
     with _opened(model) as session:
         for feed in _feeds(session, tokens, longest or tokens.shape[1]):
             for name, y in zip(session.outputs, session(feed), strict=True):
-                if name.startswith(PRESENT):
+                if name.startswith(f"{PRESENT}."):
                     own = name.replace(PRESENT, PAST)
                     found: Array = np.abs(y).max(axis=(0, 2))
                     before: Array = largest.get(own, found)
@@ -68,8 +68,8 @@ def int8_cache(model: ModelLike, tokens: Array, *, longest: int | None = None) -
 def _feeds(session: Session, tokens: Array, longest: int) -> Iterator[dict[str, Array]]:
     """Windows without a past, each at places of its own from 0 to `longest`."""
 
-    def empty(kind: TensorType, rows: int) -> Array:
-        return np.zeros(sized(kind, rows, 0), kind.dtype)
+    def empty(name: str, kind: TensorType, rows: int) -> Array:
+        return np.zeros(sized(name, kind, rows, 0), kind.dtype)
 
     last = max(longest - tokens.shape[1], 0)
     starts = np.linspace(0, last, len(tokens)).astype(np.int64)
@@ -80,7 +80,8 @@ def _feeds(session: Session, tokens: Array, longest: int) -> Iterator[dict[str, 
         feed = {
             n: x.astype(session.inputs[n].dtype) for n, x in known.items() if n in session.inputs
         }
-        feed |= {n: empty(x, len(rows)) for n, x in session.inputs.items() if n.startswith(PAST)}
+        pasts = {n: x for n, x in session.inputs.items() if n.startswith("past_")}
+        feed |= {n: empty(n, x, len(rows)) for n, x in pasts.items()}
         yield feed
 
 

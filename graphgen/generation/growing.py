@@ -31,7 +31,7 @@ class Growing(Decoder):
         size, chunk = ids.shape[1], self._parts(ids.shape[1])
         known = self._known(rows, more, chosen, among=False)
         begin = self._begin(rows, known, more, chosen) if known else 0
-        past = {n: np.zeros(sized(t, len(rows), begin), t.dtype) for n, t in self.caches.items()}
+        past = {n: np.zeros(sized(n, t, len(rows), begin), t.dtype) for n, t in self.caches.items()}
         self.shared = 0
         for row, old in known.items() if begin else ():  # they end together, so do their beginnings
             count, at = max(0, len(rows[row]) - size + begin), 0
@@ -138,7 +138,7 @@ class Growing(Decoder):
 
     def _caches(self, rows: int) -> dict[str, Buffer]:
         """Room for the keys and values of that many rows, as long as they are now."""
-        new = {n: np.empty(sized(t, rows, self.length), t.dtype) for n, t in self.caches.items()}
+        new = {n: np.empty(sized(n, t, rows, self.length), t.dtype) for n, t in self.caches.items()}
         return {name: self.session.place(array) for name, array in new.items()}
 
     def reorder(self, rows: Array) -> None:

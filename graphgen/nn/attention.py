@@ -158,8 +158,11 @@ class Attention(Module):
             y, weights = ops.attention_with_weights(q, k, v, mask, sinks=self.sinks, **options)
             if self.weights is not None:
                 self.weights.append(weights)
-        y = y if cache is None else ops.merge_heads(y)  # (B, T, H·D)
-        return self.dropout(self.output(y))  # (B, T, features)
+        return self.result(y if cache is None else ops.merge_heads(y), x)
+
+    def result(self, y: Tensor, x: Tensor) -> Tensor:
+        """The vectors of tokens x, (B, T, features), of what their heads found, (B, T, H·D)."""
+        return self.dropout(self.output(y))
 
     def _normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         if self.query_norm is None or self.key_norm is None:

@@ -31,6 +31,7 @@ from graphgen.passes import optimize
 from graphgen.places import where_is
 from graphgen.recognize.decoders import behind, joined
 from graphgen.recognize.masks import causal_window
+from graphgen.recognize.sampled import Sampled, depends
 from graphgen.recognize.terms import is_static, multiplied, split_in_blocks, sum_of_terms
 from graphgen.record import current_tape
 from graphgen.targets import Target
@@ -56,7 +57,8 @@ def in_place(
     GroupQueryAttention of com.microsoft takes the buffer as its past and returns it: bound to one
     address, nothing is copied. Row b of the buffers holds as many tokens as its attention mask has
     ones, so padding has to be on the right, and the next tokens take its place. After a past, only
-    one row can take more than one token at a time.
+    one row can take more than one token at a time. Where tokens are multiplied by their mask, as
+    before a state of all of them, no row may have padding.
 
     With `scales`, by the names of the pasts, each (G, D), the buffers hold round(x / scale) as
     int8.
@@ -80,6 +82,7 @@ def in_place(
         model,
         [
             whole("buffers", partial(_buffers, layers=[*layers.values()], few=scales is not None)),
+            Pass("unpadded", partial(_unpadded, layers=[*layers.values()])),
             Pass("in_place", partial(_attend_in_place, layers=layers, scales=scales)),
             Pass("join_in_place", _join_in_place),
         ],
@@ -198,6 +201,37 @@ def _attend_in_place(
 
     rules = {op: [rule] for op in _ATTENTIONS}
     return engine.run("in_place", model, rules, forward=True)
+
+
+def _unpadded(model: ir.Model, engine: Engine, *, layers: Sequence["_Layer"]) -> PassReport:
+    """Tokens are no longer multiplied by the end of the padding, whose length is another now."""
+    padding = layers[0].padding
+    _, _, new, _ = adopt(layers[0].node.inputs[0]).shape  # (B, H, T, D)
+
+    def rule(node: ir.Node) -> Rewrite | None:
+        for own, x in itertools.permutations(present_inputs(node)):
+            if _is_end(own, padding, new):
+                return Rewrite(x, present_inputs(node), "no token is padding")
+        return None
+
+    return engine.run("unpadded", model, {ops.mul: [rule]}, forward=True)
+
+
+def _is_end(value: ir.Value, padding: ir.Value, new: Any) -> bool:
+    """Whether a value is the end of the padding, (B, S), that is of the new tokens: (B, T, 1)."""
+    if padding.shape is None or value.shape is None or len(value.shape) != 3:
+        return False
+    if not depends(value, {padding: True}):
+        return False
+    random = np.random.default_rng(0)
+    for rows, length, total in ((2, 3, 7), (3, 1, 4), (1, 5, 5)):
+        kept = random.integers(0, 2, (rows, total))
+        names = map(str, (*padding.shape, new))
+        sizes = dict(zip(names, (rows, total, length), strict=True))
+        made = Sampled(sizes, {padding: kept})(value)
+        if made is None or not np.array_equal(made, kept[:, total - length :, None]):
+            return False
+    return True
 
 
 def _join_in_place(model: ir.Model, engine: Engine) -> PassReport:

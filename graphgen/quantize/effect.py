@@ -210,8 +210,8 @@ def feeds_of(model: Any, tokens: Array, *, rows: int = 1) -> Sequence[Mapping[st
     for start in range(0, len(tokens), rows):
         feed = {name: known[name][start : start + rows] for name in inputs if name in known}
         for name in caches:
-            _, heads, _, size = inputs[name].shape
-            empty = (len(tokens[start : start + rows]), heads, 0, size)
+            sizes = [d if isinstance(d, int) else 0 for d in [*inputs[name].shape][1:]]
+            empty = (len(tokens[start : start + rows]), *sizes)
             feed[name] = np.zeros(empty, inputs[name].dtype.numpy())
         found.append(feed)
     return found

@@ -1,11 +1,20 @@
 """Every published decoder with the numbers that transformers gave, whole and behind a cache."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from published_decoders import DECODERS, LENGTH, RESULTS, WRITTEN, checkpoint, ids, mask
+from published_decoders import (
+    DECODERS,
+    LENGTH,
+    RESULTS,
+    WRITTEN,
+    checkpoint,
+    ids,
+    mask,
+    no_past,
+    past_of,
+)
 from small_models import relative_rms, run_plain
 
 import graphgen as gg
@@ -24,11 +33,7 @@ def test_numbers_of_transformers(which: str, tmp_path: Path) -> None:
     tokens, kept = ids(), mask()
     positions = np.maximum(kept.cumsum(1) - 1, 0)
     names = [str(value.name) for value in model.graph.outputs]
-    past: dict[str, Any] = {
-        str(value.name): np.zeros((3, value.shape[1], 0, value.shape[3]), np.float32)
-        for value in model.graph.inputs
-        if str(value.name).startswith("past") and value.shape is not None
-    }
+    past = no_past({str(value.name): [*(value.shape or ())] for value in model.graph.inputs}, 3)
     parts, start = [], 0
     # Where angles depend on the length, those of an earlier call would be of another one.
     for end in (LENGTH,) if "longrope" in which else (4, LENGTH):
@@ -39,8 +44,8 @@ def test_numbers_of_transformers(which: str, tmp_path: Path) -> None:
         }
         feeds = {str(v.name): feeds[v.name] for v in model.graph.inputs if v.name in feeds}
         found = dict(zip(names, run_plain(model, feeds | past), strict=True))
-        parts.append(found.pop("logits"))
-        past = {name.replace("present", "past_key_values"): x for name, x in found.items()}
+        parts.append(found["logits"])
+        past = past_of(found)
         start = end
     real = kept.astype(bool)
     assert relative_rms(RESULTS[which][real], np.concatenate(parts, 1)[real]) < 1e-5

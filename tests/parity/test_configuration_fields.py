@@ -223,7 +223,8 @@ def run(model: Any, feeds: dict[str, Any]) -> dict[str, Any]:
     rows = len(next(iter(feeds.values())))
     for name, kind in session.inputs.items():
         if name.startswith("past"):
-            known[name] = np.zeros((rows, kind.dims[1], 0, kind.dims[3]), np.float32)
+            sizes = [d if isinstance(d, int) else 0 for d in kind.dims[1:]]
+            known[name] = np.zeros((rows, *sizes), np.float32)
     outputs = session({name: known[name] for name in session.inputs})
     return dict(zip(session.outputs, outputs, strict=True))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from published_decoders import DECODERS, SLOPED, WRITTEN, fields, weight
+from published_decoders import DECODERS, SLOPED, WRITTEN, fields, no_past, past_of, weight
 from random_checkpoints import write_weights
 
 import graphgen as gg
@@ -52,11 +52,7 @@ def logits_in_parts(
 ) -> np.ndarray[Any, Any]:
     """Logits of tokens given part by part, up to each of `ends`."""
     inputs, outputs = run.get_inputs(), [output.name for output in run.get_outputs()]
-    past = {
-        x.name: np.zeros((len(ids), x.shape[1], 0, x.shape[3]), np.float32)
-        for x in inputs
-        if x.name.startswith("past_key_values")
-    }
+    past = no_past({x.name: x.shape for x in inputs}, len(ids))
     parts, start = [], 0
     for end in ends:
         given = {
@@ -66,8 +62,8 @@ def logits_in_parts(
         }
         given = {x.name: given[x.name] for x in inputs if x.name in given}
         results = dict(zip(outputs, run.run(None, {**given, **past}), strict=True))
-        parts.append(results.pop("logits"))
-        past = {n.replace("present", "past_key_values"): x for n, x in results.items()}
+        parts.append(results["logits"])
+        past = past_of(results)
         start = end
     return np.concatenate(parts, 1)
 
@@ -103,11 +99,7 @@ def test_logits_and_attentions(which: str, tmp_path: Path) -> None:
             assert relative_rms(got[kept], wanted[kept]) < BOUND
         if not told:
             continue
-        feeds = {
-            x.name: np.zeros((rows, x.shape[1], 0, x.shape[3]), np.float32)
-            for x in written.get_inputs()
-            if x.name.startswith("past_key_values")
-        }
+        feeds = no_past({x.name: x.shape for x in written.get_inputs()}, rows)
         known = {x.name for x in written.get_inputs()}
         feeds |= {n: x for n, x in (given | {"position_ids": positions}).items() if n in known}
         names = [f"attentions.{n}" for n in range(len(found.attentions))]

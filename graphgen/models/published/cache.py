@@ -1,41 +1,75 @@
 """Keys and values of earlier calls, as inputs and outputs of a decoder."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
 
-from graphgen import ops
+from graphgen import nn, ops
 from graphgen.nn.module import TensorSpec, float32, int64
 from graphgen.operands import Array
 from graphgen.value import Tensor
 
 PAST, PRESENT = "past_key_values", "present"
 
+LAST, SUMMED = "conv", "recurrent"
+"""What a layer without keys keeps: the last tokens, or a sum over all.
+
+Of weights with few digits, too, the sum is in float32.
+"""
+
 
 class Cache:
-    """The cache of a decoder: each layer in turn appends its keys and values to those it has.
+    """The cache of a decoder: what each layer keeps of the tokens before.
 
-    `past` holds the inputs past_key_values.N.key and .value, (B, G, P, D) each, for N = 0, 1 ...;
-    `present` then holds the outputs present.N.key and .value, (B, G, P + T, D).
+    `past` holds the inputs past_key_values.N.key and .value, (B, G, P, D) each, of the layers N
+    with attention, and past_conv.N and such, of a fixed size, of others; `present` then holds the
+    outputs present.N.key and .value, (B, G, P + T, D), and present_conv.N.
     """
 
     def __init__(self, past: Mapping[str, Tensor]):
         self._past = past
-        self._layers = iter(range(len(past)))
         self.present: dict[str, Tensor] = {}
 
+    def of(self, layer: int) -> "LayerCache":
+        """The part of a layer."""
+        return LayerCache(self._past, self.present, layer)
+
+
+class LayerCache(NamedTuple):
+    """The cache of one layer."""
+
+    past: Mapping[str, Tensor]
+    present: dict[str, Tensor]
+    layer: int
+
     def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Append keys and values (B, G, T, D) to the past of the next layer: (B, G, P + T, D)."""
-        layer = next(self._layers)
-        both = {f"{layer}.key": key, f"{layer}.value": value}
-        for name, new in both.items():
-            self.present[f"{PRESENT}.{name}"] = ops.concat(
-                self._past[f"{PAST}.{name}"], new, axis=2
-            )
-        first, second = (self.present[f"{PRESENT}.{name}"] for name in both)
+        """Append keys and values (B, G, T, D) to those of earlier tokens: (B, G, P + T, D)."""
+        names = [f"{self.layer}.{kind}" for kind in ("key", "value")]
+        for name, new in zip(names, (key, value), strict=True):
+            joined = ops.concat(self.past[f"{PAST}.{name}"], new, axis=2)
+            self.present[f"{PRESENT}.{name}"] = joined
+        first, second = (self.present[f"{PRESENT}.{name}"] for name in names)
         return first, second
+
+    def state(self, kind: str) -> Tensor:
+        """A state after the tokens before, `LAST` or another."""
+        return self.past[f"past_{kind}.{self.layer}"]
+
+    def keep(self, kind: str, state: Tensor) -> None:
+        """Hand a state to the tokens behind."""
+        self.present[f"{PRESENT}_{kind}.{self.layer}"] = state
+
+
+class Stateful(nn.Module):
+    """What stands in the place of an attention, and keeps states of a fixed size instead of keys.
+
+    `states` has the shape of each, without the rows. It is called as an attention is; its mask is
+    (B, T, 1), 0 for padding, and its cache a `LayerCache`.
+    """
+
+    states: Mapping[str, tuple[int, ...]]
 
 
 def token_inputs(*more: str) -> dict[str, TensorSpec]:
@@ -45,16 +79,34 @@ def token_inputs(*more: str) -> dict[str, TensorSpec]:
     return {"input_ids": tokens, "attention_mask": mask, **dict.fromkeys(more, tokens)}
 
 
-def cache_inputs(layers: int, kv_heads: int, head_dim: int) -> dict[str, TensorSpec]:
+def cache_inputs(attentions: Iterable["nn.Attention | Stateful"]) -> dict[str, TensorSpec]:
     """The inputs of a cache, in the order of its outputs."""
-    shape = float32["batch_size", kv_heads, "past_sequence_length", head_dim]
-    return {f"{PAST}.{layer}.{kind}": shape for layer in range(layers) for kind in ("key", "value")}
+    found = dict[str, TensorSpec]()
+    for layer, of in enumerate(attentions):
+        if isinstance(of, Stateful):
+            found |= {
+                f"past_{kind}.{layer}": float32["batch_size", *shape]
+                for kind, shape in of.states.items()
+            }
+            continue
+        shape = float32["batch_size", of.kv_heads, "past_sequence_length", of.head_dim]
+        found |= {f"{PAST}.{layer}.{kind}": shape for kind in ("key", "value")}
+    return found
 
 
 def in_dtype(inputs: Mapping[str, TensorSpec], dtype: ir.DataType) -> dict[str, Any]:
-    """The inputs; keys, values and states from an earlier call have the dtype of the weights."""
-    given = (PAST, "encoder_hidden_states")
+    """The inputs; keys, values and states from an earlier call have the dtype of the weights.
+
+    So does what an encoder gives; sums over all tokens stay in float32.
+    """
+    given = (PAST, f"past_{LAST}", "encoder_hidden_states")
     return {n: TensorSpec(dtype, s.shape) if n.startswith(given) else s for n, s in inputs.items()}
+
+
+def own_mask(attention_mask: Tensor, length: Tensor | int) -> Tensor:
+    """The mask of the last `length` tokens alone, (B, T, 1), of that of all so far, (B, S)."""
+    places = ops.arange(length) + (ops.dim(attention_mask, 1) - length)
+    return ops.unsqueeze(ops.gather(attention_mask, places, axis=1), [2])
 
 
 def near_mask(attention_mask: Tensor, *, window: int | None) -> Tensor:

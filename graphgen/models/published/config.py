@@ -113,10 +113,10 @@ class Config:
         """A field as the file has it, only looked at: None if it is absent."""
         return self._fields.get(name)
 
-    def has(self, *beginnings: str) -> bool:
-        """Whether the checkpoint has a weight whose name begins so; that is noted, as `asked`."""
-        self.asked = True
-        return any(name.startswith(beginnings) for name in self.stored)
+    def has(self, *beginnings: str, ending: str = "") -> bool:
+        """Whether the checkpoint has a weight of such a name; that is noted, as `asked`."""
+        self.asked, begin = True, beginnings or ("",)
+        return any(name.startswith(begin) and name.endswith(ending) for name in self.stored)
 
     def part(self, name: str, model_type: str, **absent: Any) -> "Config":
         """The configuration in a field, an object, of a part of this model type.

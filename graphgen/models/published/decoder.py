@@ -11,6 +11,7 @@ from graphgen.models.published.cache import (
     Cache,
     cache_inputs,
     near_mask,
+    own_mask,
     places_bias,
     places_of,
     token_inputs,
@@ -18,7 +19,7 @@ from graphgen.models.published.cache import (
 from graphgen.models.published.classifier import CausalClassifier, CausalVectors
 from graphgen.models.published.config import Config
 from graphgen.models.published.layer import Layer
-from graphgen.models.published.specification import Specification
+from graphgen.models.published.specification import Sight, Specification
 from graphgen.nn.module import TensorSpec
 from graphgen.ops.attention import cached_mask
 from graphgen.ops.layout import lowest_of
@@ -62,21 +63,29 @@ class Decoder(nn.Module):
             x = self.inward(x)
         if self.positions is not None:
             x = x + self.positions(position_ids + spec.offset if spec.offset else position_ids)
-        masks: dict[int | None, Tensor] = {}
-        for window in {sight.window: None for sight in spec.layers}:
-            if spec.both_sides:
-                masks[window] = near_mask(attention_mask, window=window)
-                continue
-            masks[window] = cached_mask(attention_mask, ops.dim(input_ids, 1), window=window)
-            if spec.slopes is not None:
-                bias = places_bias(attention_mask, spec.slopes, rounded=spec.rounded)
-                bias = ops.cast_like(bias * spec.slopes_scale, x)
-                masks[window] = ops.where(masks[window], bias, lowest_of(x))
+        kinds = [sight._replace(rotary=None) for sight in spec.layers]
+        length = ops.dim(input_ids, 1)
+        masks = {kind: self._mask(kind, attention_mask, length, x) for kind in dict.fromkeys(kinds)}
         turns: dict[int, Any] = {id(rotary): rotary(position_ids, x) for rotary in self.rotary}
-        for layer, (window, rotary) in zip(self.layers, spec.layers, strict=True):
-            x = layer(x, mask=masks[window], rotary=turns.get(id(rotary)), cache=cache)
+        for number, (layer, kind) in enumerate(zip(self.layers, kinds, strict=True)):
+            turn = turns.get(id(spec.layers[number].rotary))
+            own = None if cache is None else cache.of(number)
+            x = layer(x, mask=masks[kind], rotary=turn, cache=own)
         x = x if self.norm is None else self.norm(x)
         return x if self.outward is None else self.outward(x)
+
+    def _mask(self, sight: Sight, attention_mask: Tensor, length: Any, x: Tensor) -> Tensor:
+        """Which tokens the last `length` see, or what is added to their scores, in x's dtype."""
+        spec = self.spec
+        if sight.stateful:
+            return ops.cast_like(own_mask(attention_mask, length), x)
+        if spec.both_sides:
+            return near_mask(attention_mask, window=sight.window)
+        mask = cached_mask(attention_mask, length, window=sight.window)
+        if spec.slopes is None:
+            return mask
+        bias = places_bias(attention_mask, spec.slopes, rounded=spec.rounded)
+        return ops.where(mask, ops.cast_like(bias * spec.slopes_scale, x), lowest_of(x))
 
     def whole(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """The vectors of whole texts, whose positions count from the row's start.
@@ -124,10 +133,8 @@ class CausalLM(Decoder):
         return {"logits": logits, **cache.present}
 
     def inputs(self) -> dict[str, TensorSpec]:
-        """Tokens, their positions, and the keys and values of earlier tokens."""
-        attention = self.layers[0].attention
-        cache = cache_inputs(len(self.layers), attention.kv_heads, attention.head_dim)
-        return {**self.token_inputs(), **cache}
+        """Tokens, their positions, and what the cache holds of earlier tokens."""
+        return {**self.token_inputs(), **cache_inputs(layer.attention for layer in self.layers)}
 
 
 _BOTH_SIDES = "use_bidirectional_attention"
@@ -140,8 +147,8 @@ def tasks(specify: Callable[[Config], Specification]) -> Mapping[str, Callable[[
         spec = specify(config)
         if config.take("is_causal", bool, True):
             return spec
-        if spec.slopes is not None or any(sight.window for sight in spec.layers):
-            config.refuse("is_causal", False, "true with windows, or slopes of distances")
+        if spec.slopes is not None or any(sight.window or sight.stateful for sight in spec.layers):
+            config.refuse("is_causal", False, "true with windows, slopes of distances or states")
         return replace(spec, both_sides=True)
 
     def generating(config: Config) -> CausalLM:

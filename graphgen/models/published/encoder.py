@@ -70,9 +70,9 @@ class Encoder(nn.Module):
             how["distances"] = self.distances(places)
         turns = {id(rotary): rotary(ops.unsqueeze(places, [0]), x) for rotary in self.rotary}
         first = x
-        for number, (window, rotary) in enumerate(self.spec.layers):
-            turn = turns.get(id(rotary))
-            x = self.layers[self.order[number]](x, mask=masks[window], rotary=turn, **how)
+        for number, sight in enumerate(self.spec.layers):
+            turn = turns.get(id(sight.rotary))
+            x = self.layers[self.order[number]](x, mask=masks[sight.window], rotary=turn, **how)
             if number == 0 and self.convolution is not None:
                 x = self.convolution(first, x, kept)
         return x if self.last_norm is None else self.last_norm(x)

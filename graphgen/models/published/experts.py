@@ -34,7 +34,11 @@ class Experts(nn.Module):
         shared_gated: Whether it is multiplied by a gate of its own.
         bias: Whether the scores and both products of each expert have one.
         options: Of `ops.mixture_of_experts`, for the activation.
+
+    `fused` says whether a checkpoint has the weights of all experts as one.
     """
+
+    fused = False
 
     def __init__(
         self,

@@ -26,8 +26,8 @@ from graphgen.nn.module import Module, Parameter, members
 from graphgen.parts import Part
 from graphgen.safetensors import Weight
 
-Source: TypeAlias = str | Part | Stack | Callable[[Any], Part]
-"""What a checkpoint calls a parameter; a function gets the module that holds the packed one."""
+Source: TypeAlias = str | Part | Stack | Callable[[Any], str | Part | Stack]
+"""What a checkpoint calls a parameter; a function gets the module that holds it."""
 
 _NORMS = {r"(.*LayerNorm\.)gamma": r"\1weight", r"(.*LayerNorm\.)beta": r"\1bias"}
 """What TensorFlow calls the weights of a norm, of any family."""

@@ -34,6 +34,8 @@ TYPES = {
     "qwen2_vl": "qwen2",
     "qwen2_5_vl": "qwen2",
     "qwen3_vl": "qwen3",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
     "smolvlm": "llama",
     "video_llama_3": "qwen2",
     "video_llava": "llama",
@@ -57,13 +59,15 @@ _ABSENT = {
     "qwen3": (151936, 4096, 22016, 32, 32),
     "gemma3_text": (262208, 2304, 9216, 26, 8),
     "deepseek_v3": (129280, 7168, 18432, 61, 128),
+    "qwen3_5_text": (248320, 4096, 12288, 32, 16),
+    "qwen3_5_moe_text": (248320, 2048, 0, 40, 16),
 }
 """The types that a text part may have. The whole leaves out what others do with logits."""
 
 _OF_ALL = re.compile(
     r"\w+_token_id|(torch_)?dtype|transformers_version|(quantization|compression)_config"
 )
-_OF_IMAGES = ("mrope_section", "mrope_interleaved")  # which of three equal positions a feature has
+OF_IMAGES = ("mrope_section", "mrope_interleaved")  # which of three equal positions a feature has
 _CAP = "final_logit_softcapping"
 _NOTES = ("pixel_shuffle_factor", "use_resampler", "perceiver_config", "architectures")
 TIED = "tie_word_embeddings"
@@ -106,7 +110,7 @@ def language_fields(fields: dict[str, Any], where: object) -> dict[str, Any]:
     found |= {n: x for n, x in text.items() if n not in (*_NOTES, "model_type") and x is not None}
     for name in ("rope_scaling", "rope_parameters"):
         if isinstance(found.get(name), dict):
-            rope = {n: x for n, x in found[name].items() if n not in _OF_IMAGES}
+            rope = {n: x for n, x in found[name].items() if n not in OF_IMAGES}
             found[name] = {n: "default" if x == "mrope" else x for n, x in rope.items()}
     found.pop(TIED, None)
     # Whether the whole is tied counts; without the field, whether there is a head.

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from graphgen import nn, ops
 from graphgen.nn.feed_forward import Activation
@@ -12,10 +12,14 @@ from graphgen.value import Tensor
 
 
 class Sight(NamedTuple):
-    """How far back a layer looks (None: to the start), and what turns its queries and keys."""
+    """How far back a layer looks (None: to the start), and what turns its queries and keys.
+
+    If it is `stateful`, it looks at nothing: it keeps states of the tokens before it.
+    """
 
     window: int | None = None
     rotary: nn.Rotary | None = None
+    stateful: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +36,7 @@ class Blocks:
         features: D, the size of the vectors between layers.
         layers: What each layer sees.
         norm: Makes a norm of so many features.
-        attention: Makes the attention of a layer.
+        attention: Makes the attention of a layer, or what stands in its place.
         feed_forward: Makes the feed-forward of a layer.
         bare_first: Whether the first layer has no norm1, as it follows another norm.
         last_norm: Whether a norm follows the last layer.
@@ -46,7 +50,7 @@ class Blocks:
     features: int
     layers: Sequence[Sight]
     norm: Callable[[int], nn.Module]
-    attention: Callable[[int], nn.Attention]
+    attention: Callable[[int], Any]
     feed_forward: Callable[[int], nn.Module]
     norms: Collection[str] = ("norm1", "norm2")
     parallel: bool = False

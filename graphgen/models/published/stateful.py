@@ -1,0 +1,50 @@
+"""What stands in the place of attention, and keeps a state of a fixed size."""
+
+from typing import Any
+
+from graphgen import nn, ops
+from graphgen.models.published.cache import LAST, LayerCache, Stateful
+from graphgen.value import Tensor
+
+
+def name_of(stateful: str, attention: str = "self_attn") -> Any:
+    """What checkpoints call the part of a layer, by its kind."""
+    return lambda layer: stateful if isinstance(layer.attention, Stateful) else attention
+
+
+def convolved(
+    x: Tensor, convolution: nn.Convolution, cache: LayerCache | None, activation: Any = "none"
+) -> Tensor:
+    """A causal convolution of each feature of x, (B, T, C), and of the last tokens in the cache."""
+    past = None if cache is None else cache.state(LAST)
+    y, state = ops.causal_conv_with_state(
+        ops.swap_last(x), convolution.weight, convolution.bias, past, activation=activation
+    )
+    if cache is not None:
+        cache.keep(LAST, state)
+    return ops.swap_last(y)
+
+
+class ShortConvolution(Stateful):
+    """W (c ⊙ y), y a causal convolution of b ⊙ u; b, c and u of the token (arXiv 2511.23404, 2).
+
+    Args:
+        features: D, the size of a token's vector.
+        kernel: How many tokens the convolution sees, the last ones.
+        bias: Whether its parts have one.
+    """
+
+    def __init__(self, features: int, *, kernel: int, bias: bool):
+        self.states = {LAST: (features, kernel - 1)}
+        self.input = nn.Linear(features, 3 * features, bias=bias)
+        self.convolution = nn.Convolution(
+            features, features, kernel=kernel, groups=features, causal=True, bias=bias
+        )
+        self.output = nn.Linear(features, features, bias=bias)
+
+    def __call__(
+        self, x: Tensor, *, mask: Tensor, rotary: object = None, cache: LayerCache | None = None
+    ) -> Tensor:
+        b, c, u = ops.split(self.input(x * mask), num_outputs=3, axis=-1)  # (B, T, D)
+        y = convolved(b * u, self.convolution, cache)
+        return self.output(c * y)
