@@ -120,14 +120,16 @@ def layout_of(integers: Rows | Blocks, shared: bool) -> dict[str, Array]:
     return arrays | {role: array for role, array in further.items() if array is not None}
 
 
-def joined(parts: Sequence[Blocks], *, alternate: bool) -> Blocks | None:
+def joined(parts: Sequence[Blocks], *, alternate: bool, minima: bool = False) -> Blocks | None:
     """The rows of several, one after the other, or one of each in turn.
 
-    None if their blocks have several forms, minima, or columns in another order.
+    None if their blocks have several forms, columns in another order, or minima, unless these may
+    be joined, too.
     """
     forms = {(p.columns, p.bits, p.integers.shape[1:], p.zero_points.shape[1:]) for p in parts}
-    plain = all(p.order is p.shift is p.rest is None for p in parts)
-    if len(forms) != 1 or not plain:
+    plain = all(p.order is p.rest is None for p in parts)
+    shifted = {p.shift is not None for p in parts}
+    if len(forms) != 1 or not plain or shifted not in ([{False}, {True}] if minima else [{False}]):
         return None
 
     def join(arrays: Sequence[Array]) -> Array:
@@ -139,7 +141,9 @@ def joined(parts: Sequence[Blocks], *, alternate: bool) -> Blocks | None:
     integers, scales, zeros = (
         join([getattr(p, name) for p in parts]) for name in ("integers", "scales", "zero_points")
     )
-    return Blocks(integers, scales, zeros, parts[0].columns, parts[0].bits)
+    shifts = [p.shift for p in parts if p.shift is not None]
+    shift = join(shifts) if shifts else None
+    return Blocks(integers, scales, zeros, parts[0].columns, parts[0].bits, shift=shift)
 
 
 def to_rows(w: Array, squares: Array | None = None, *, full_range: bool = False) -> Rows:

@@ -5,6 +5,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import gguf_routed
 import numpy as np
 from published_decoders import fields as decoder
 from random_checkpoints import CAUSAL
@@ -118,8 +119,20 @@ ARCHITECTURES = {"cohere": "command-r", "gemma3_text": "gemma3", "gpt_neox": "gp
 ARCHITECTURES |= {"mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
 ARCHITECTURES |= {"gpt_bigcode": "starcoder", "hunyuan_v1_dense": "hunyuan-dense", "phi": "phi2"}
 ARCHITECTURES |= {"glm": "chatglm", "ministral3": "mistral3", "olmo3": "olmo2"}
-_AFTER = ("gemma2", "gemma3_text", "olmo2", "olmo3", "exaone4", "seed_oss")
-PAIRED = ("llama", "granite", "smollm3", "mixtral", "arcee", "ministral3", "olmo")
+ARCHITECTURES |= gguf_routed.ARCHITECTURES
+_BY_NAME |= gguf_routed.BY_NAME
+_AFTER = (*gguf_routed.AFTER, "gemma2", "gemma3_text", "olmo2", "olmo3", "exaone4", "seed_oss")
+PAIRED = (
+    "granitemoe",
+    "granitemoeshared",
+    "llama",
+    "granite",
+    "smollm3",
+    "mixtral",
+    "arcee",
+    "ministral3",
+    "olmo",
+)
 _GPT2 = ("gpt2", "gpt_bigcode")
 
 
@@ -151,9 +164,16 @@ def count(fields: dict[str, Any], what: str) -> int:
     return int(next((fields[name] for name in _COUNTS[what] if name in fields), 64))
 
 
+def old(fields: dict[str, Any]) -> bool:
+    """Whether a file is written as before llama.cpp had a cache of latent vectors."""
+    return fields.get("topk_method") == "group_limited_greedy"
+
+
 def converted(fields: dict[str, Any], weights: dict[str, Any]) -> dict[str, Any]:
     """The arrays of a file: as the checkpoint has them, or changed as llama.cpp's code wants it."""
     kind, found = fields["model_type"], dict[str, Any]()
+    if kind in gguf_routed.KINDS:
+        weights = gguf_routed.taken_apart(fields, weights, old=old(fields))
     stacks = dict[str, dict[int, Any]]()
     heads = count(fields, "heads")
     kv_heads = fields.get("num_key_value_heads", heads)
@@ -186,7 +206,8 @@ def converted(fields: dict[str, Any], weights: dict[str, Any]) -> dict[str, Any]
 
 
 _FIVE = ("olmo2", "olmo3", "phi3", "mixtral", "olmoe", "arcee", "ernie4_5", "hunyuan_v1_dense")
-_FIVE += ("exaone4", "apertus", "ministral3")
+_FIVE += ("exaone4", "apertus", "ministral3", "gpt_oss", "glm4_moe", "glm4_moe_lite")
+_FIVE += ("ernie4_5_moe",)
 """Whose classes have an epsilon of 1e-5 where a configuration says nothing."""
 
 
@@ -252,7 +273,7 @@ def metadata(fields: dict[str, Any]) -> dict[str, Any]:
     if "head_dim" in fields:
         found |= {"attention.key_length": size, "attention.value_length": size}
     absent_parts = {"glm4": 0.5, "phi3": 1.0, "stablelm": 0.25, "gpt_neox": 0.25, "cohere2": 1.0}
-    absent_parts |= dict.fromkeys(("glm", "nemotron", "phi"), 0.5)
+    absent_parts |= dict.fromkeys(("glm", "glm4_moe", "nemotron", "phi"), 0.5)
     absent_parts |= dict.fromkeys(("arcee", "apertus", "ministral3"), 1.0)
     if kind in absent_parts:
         part = fields.get("rotary_pct", absent_parts[kind]) if part is None else part
@@ -260,7 +281,7 @@ def metadata(fields: dict[str, Any]) -> dict[str, Any]:
     without = ("gemma", "gemma2", *_GPT2, "stablelm", "gpt_neox", "falcon", "bloom", "mpt", "phi")
     if kind not in without:
         theta = {"cohere": 5e5, "gemma3_text": 1e6, "smollm3": 2e6, "mixtral": 1e6, "olmo3": 5e5}
-        theta |= {"ernie4_5": 5e5, "apertus": 1.2e7}
+        theta |= {"ernie4_5": 5e5, "ernie4_5_moe": 5e5, "apertus": 1.2e7, "minimax_m2": 5e6}
         found["rope.freq_base"] = rope.get("rope_theta", theta.get(kind, 1e4))
     found |= _stretched(fields.get("rope_scaling") or rope, size)
     if kind in ("exaone4", "olmo3") and fields.get("sliding_window"):
@@ -277,11 +298,11 @@ def metadata(fields: dict[str, Any]) -> dict[str, Any]:
         found["logit_scale"] = fields.get("logit_scale", 0.0625)
         found["rope.scaling.type"] = "none"
         found["vocab_size"] = fields["vocab_size"]
-    if kind == "granite":
-        found["attention.scale"] = fields["attention_multiplier"]
-        found["embedding_scale"] = fields["embedding_multiplier"]
-        found["residual_scale"] = fields["residual_multiplier"]
-        found["logit_scale"] = fields["logits_scaling"]
+    if kind.startswith("granite"):
+        found["attention.scale"] = fields.get("attention_multiplier", 1.0)
+        found["embedding_scale"] = fields.get("embedding_multiplier", 1.0)
+        found["residual_scale"] = fields.get("residual_multiplier", 1.0)
+        found["logit_scale"] = fields.get("logits_scaling", 1.0)
     if kind in ("gemma2", "gemma3_text", "cohere2", "phi3"):
         found["attention.sliding_window"] = fields.get("sliding_window") or 0
     if kind == "phi3":
@@ -292,15 +313,21 @@ def metadata(fields: dict[str, Any]) -> dict[str, Any]:
             found[name] = fields[name]
     if kind == "gemma3_text" and "final_logit_softcapping" in fields:
         found["final_logit_softcapping"] = fields["final_logit_softcapping"]
+    if kind in gguf_routed.KINDS:
+        found |= gguf_routed.more_fields(fields, old=old(fields))
     if kind in ("stablelm", "gpt_neox"):
         absent = kind == "gpt_neox"
         found["use_parallel_residual"] = fields.get("use_parallel_residual", absent)
-    names = {
-        "expert_count": ("num_local_experts", "num_experts"),
-        "expert_used_count": ("num_experts_per_tok",),
-        "expert_feed_forward_length": ("moe_intermediate_size",),
-        "expert_shared_feed_forward_length": ("shared_expert_intermediate_size",),
-    }
+    names = (
+        {}
+        if kind in gguf_routed.KINDS
+        else {
+            "expert_count": ("num_local_experts", "num_experts"),
+            "expert_used_count": ("num_experts_per_tok",),
+            "expert_feed_forward_length": ("moe_intermediate_size",),
+            "expert_shared_feed_forward_length": ("shared_expert_intermediate_size",),
+        }
+    )
     found |= {own: fields[n] for own, given in names.items() for n in given if n in fields}
     own = {f"{arch}.{name}": value for name, value in found.items()}
     return {"general.architecture": arch, **own}
@@ -386,6 +413,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "phi": {"intermediate_size": 128},
     "glm": {"attention_bias": True, "head_dim": 8},
     "seed_oss": {"attention_bias": True},
+    **gguf_routed.PUBLISHED,
     "qwen2_moe": {},
     "qwen3_moe": {},
     "olmoe": {},
@@ -419,10 +447,13 @@ FAMILIES = [
 ]
 
 
-_NULL = ("exaone4, no windows", "sliding_window")  # absent, it would be 4096
+_NULLS = {("exaone4, no windows", "sliding_window"), ("dots1", "sliding_window")}
+_NULLS |= {("deepseek_v2, groups", "q_lora_rank")}
+"""What would be a number if it were absent."""
 
 
 def given(which: str) -> dict[str, Any]:
     """The fields of a configuration of which a file says all."""
-    found = CAUSAL[which] if which in CAUSAL else decoder(which) | PUBLISHED.get(which, {})
-    return {n: x for n, x in found.items() if x is not None or (which, n) == _NULL}
+    known = "gpt_oss" if which == "gpt_oss, plain" else which
+    found = CAUSAL[which] if which in CAUSAL else decoder(known) | PUBLISHED.get(which, {})
+    return {n: x for n, x in found.items() if x is not None or (which, n) in _NULLS}

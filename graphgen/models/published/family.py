@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
 from graphgen.models.published.config import Config
-from graphgen.models.published.few_bits import is_spare, keep, keep_stack
+from graphgen.models.published.few_bits import FewBits, is_spare, keep, keep_stack
 from graphgen.models.published.fresh import Fresh
 from graphgen.models.published.weights import (
     Stack,
@@ -181,7 +181,7 @@ class Family:
             found[path] = made = lazily(shape, dtype, path, read)
             if isinstance(source, Stack):
                 keep_stack(made, weights, source.alternate)
-            elif not halves:
+            elif not halves or isinstance(weights[0][0], FewBits):  # whose blocks alternate
                 keep(made, weights[0][0], source, turned)
         unused = f"{self.unused}|{getattr(module, 'unused', '')}"
         extra = sorted(

@@ -145,6 +145,25 @@ def local(own: dict[str, Any], tensors: Collection[str]) -> dict[str, Any]:
     return {"layer_types": kinds}
 
 
+def without_mamba(own: dict[str, Any], tensors: Collection[str]) -> dict[str, Any]:
+    """Sizes of Mamba's layers say nothing where there are none, as their tensors would be named.
+
+    Nor does that of what all tokens use beside experts, if that is all that they use.
+    """
+    for name in [name for name in own if name.startswith("ssm.")]:
+        own.pop(name)
+    shared = "expert_shared_feed_forward_length"
+    if "expert_count" not in own and own.get(shared) == own.get("feed_forward_length"):
+        own.pop(shared, None)
+    return BIASES(own, tensors)
+
+
+def unstretched(own: dict[str, Any], tensors: Collection[str]) -> dict[str, Any]:
+    """Positions as they are, where classes stretch those of a configuration without the field."""
+    plain = "rope_freqs.weight" not in tensors and "rope.scaling.type" not in own
+    return {"rope_scaling": {"rope_type": "default"}} if plain else {}
+
+
 def turned(name: str, *more: Derive) -> Derive:
     """A field that says which part of a head is turned, and `more`."""
 
@@ -156,30 +175,3 @@ def turned(name: str, *more: Derive) -> Derive:
         return {name: part} | {k: x for one in more for k, x in one(own, tensors).items()}
 
     return derive
-
-
-def gemma_scale(largest: int) -> Derive:
-    """Gemma 2 and 3: the features of a head, or in the model of most layers those of all, divided.
-
-    Files lack what the scores are divided by; the published checkpoints have these.
-    """
-
-    def derive(own: dict[str, Any], tensors: Collection[str]) -> dict[str, Any]:
-        divided = own["embedding_length"] // own[HEADS]
-        head = own.get("attention.key_length", 256)
-        return {"query_pre_attn_scalar": divided if own["block_count"] == largest else head}
-
-    return derive
-
-
-def phi3(own: dict[str, Any], tensors: Collection[str]) -> dict[str, Any]:
-    """A window of 0 stands for none; the length of longrope is a field of the configuration."""
-    window = own.pop(WINDOW) or None
-    original = own.get("rope.scaling.original_context_length")
-    found = {"sliding_window": window, "original_max_position_embeddings": original}
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def starcoder2(own: dict[str, Any], tensors: Collection[str]) -> dict[str, Any]:
-    """Files lack the window, which is 4,096 in all published checkpoints."""
-    return {"sliding_window": 4096, **has(use_bias="attn_q.bias")(own, tensors)}

@@ -3,25 +3,58 @@
 https://github.com/ggml-org/llama.cpp/tree/master/gguf-py
 """
 
+from collections.abc import Collection
+from typing import Any
+
 from graphgen.models.published.gguf_architecture import (
     BIASES,
     BOTH_BIASES,
     FIELDS,
+    HEADS,
     LAYER,
     MEAN,
     PAIRED,
     WINDOW,
     WITH_RMS,
-    gemma_scale,
+    Derive,
+    each,
     has,
     like_llama,
-    phi3,
-    starcoder2,
     turned,
+    without_mamba,
 )
 from graphgen.models.published.gguf_experts import COUNT, ROUTED
 from graphgen.models.published.gguf_near_llama import AFTER, NEAR
 from graphgen.models.published.gguf_older import OLDER
+from graphgen.models.published.gguf_routed import CHOSEN
+
+
+def _gemma_scale(largest: int) -> Derive:
+    """Gemma 2 and 3: the features of a head, or in the model of most layers those of all, divided.
+
+    Files lack what the scores are divided by; the published checkpoints have these.
+    """
+
+    def derive(own: dict[str, Any], tensors: Collection[str]) -> dict[str, Any]:
+        divided = own["embedding_length"] // own[HEADS]
+        head = own.get("attention.key_length", 256)
+        return {"query_pre_attn_scalar": divided if own["block_count"] == largest else head}
+
+    return derive
+
+
+def _phi3(own: dict[str, Any], tensors: Collection[str]) -> dict[str, Any]:
+    """A window of 0 stands for none; the length of longrope is a field of the configuration."""
+    window = own.pop(WINDOW) or None
+    original = own.get("rope.scaling.original_context_length")
+    found = {"sliding_window": window, "original_max_position_embeddings": original}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _starcoder2(own: dict[str, Any], tensors: Collection[str]) -> dict[str, Any]:
+    """Files lack the window, which is 4,096 in all published checkpoints."""
+    return {"sliding_window": 4096, **has(use_bias="attn_q.bias")(own, tensors)}
+
 
 _SANDWICH = LAYER | AFTER | {"ffn_norm": "pre_feedforward_layernorm"}
 _CAPS = {f"{x}_logit_softcapping": f"{x}_logit_softcapping" for x in ("attn", "final")}
@@ -45,7 +78,7 @@ ARCHITECTURES = {
             "residual_scale": "residual_multiplier",
             "logit_scale": "logits_scaling",
         },
-        derive=_LLAMA.derive,
+        derive=each(_LLAMA.derive, without_mamba),
         order=PAIRED,
     ),
     "gemma": like_llama("gemma", gains=True),
@@ -54,7 +87,7 @@ ARCHITECTURES = {
         WINDOW,
         layer=_SANDWICH,
         fields=WITH_RMS | _CAPS | {WINDOW: "sliding_window"},
-        derive=gemma_scale(46),
+        derive=_gemma_scale(46),
         lacks=("query_pre_attn_scalar",),
         gains=True,
     ),
@@ -68,7 +101,7 @@ ARCHITECTURES = {
             WINDOW: "sliding_window",
             "rope.freq_base_swa": "rope_local_base_freq",
         },
-        derive=gemma_scale(62),
+        derive=_gemma_scale(62),
         lacks=("query_pre_attn_scalar",),
         gains=True,
     ),
@@ -77,7 +110,7 @@ ARCHITECTURES = {
         WINDOW,
         "rope.dimension_count",
         layer=LAYER | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
-        derive=turned("partial_rotary_factor", phi3),
+        derive=turned("partial_rotary_factor", _phi3),
     ),
     "glm4": like_llama(
         "glm4",
@@ -104,7 +137,7 @@ ARCHITECTURES = {
         "starcoder2",
         layer=LAYER | {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
         fields=FIELDS | {MEAN: "norm_epsilon"},
-        derive=starcoder2,
+        derive=_starcoder2,
         lacks=("sliding_window",),
     ),
     "cohere": like_llama(
@@ -123,5 +156,6 @@ ARCHITECTURES = {
     **NEAR,
     **OLDER,
     **ROUTED,
+    **CHOSEN,
 }
 """By model_type."""

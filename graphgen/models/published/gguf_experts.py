@@ -10,7 +10,7 @@ from graphgen.models.published.gguf_architecture import (
     like_llama,
 )
 
-COUNT, SHARED_GATE = "expert_count", "ffn_gate_inp_shexp"
+COUNT, USED, SHARED_GATE = "expert_count", "expert_used_count", "ffn_gate_inp_shexp"
 _OURS = "gate_proj up_proj down_proj"
 
 
@@ -22,7 +22,7 @@ def _routed(
     return like_llama(
         name,
         COUNT,
-        "expert_used_count",
+        USED,
         layer=LAYER
         | {"ffn_gate_inp": f"{block}.gate", SHARED_GATE: f"{block}.shared_expert_gate"}
         | {f"ffn_{x}_exps": f"{block}.experts.{{}}.{other}" for x, other in parts.items()}
@@ -30,7 +30,7 @@ def _routed(
         fields=WITH_RMS
         | {
             COUNT: experts,
-            "expert_used_count": "num_experts_per_tok",
+            USED: "num_experts_per_tok",
             "expert_feed_forward_length": "moe_intermediate_size",
             "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
         },

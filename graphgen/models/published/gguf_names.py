@@ -66,7 +66,8 @@ def read_gguf(file: Gguf, config: Config) -> dict[str, Weight]:
         own_name = own_name if layer is None else f"{arch.layers}.{layer}.{own_name}"
         for each in _rows_of(_as_in_folder(file, arch, part, last, weight), own_name):
             found[each.name] = each
-    return arch.finish(found, fields)
+    finished: dict[str, Weight] = arch.finish(found, fields)
+    return finished
 
 
 def _behind(name: str, layers: Any) -> bool:

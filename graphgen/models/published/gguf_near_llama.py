@@ -23,8 +23,9 @@ from graphgen.models.published.gguf_architecture import (
     like_llama,
     local,
     turned,
+    unstretched,
 )
-from graphgen.models.published.gguf_rope import FACTORS, SCALING, same
+from graphgen.models.published.gguf_rope import same
 from graphgen.safetensors import Weight
 
 AFTER = {
@@ -53,12 +54,6 @@ def _olmo(own: dict[str, Any], tensors: Collection[str]) -> dict[str, Any]:
     if same(own.get(MEAN), 1e-5):
         own.pop(MEAN)
     return {}
-
-
-def unstretched(own: dict[str, Any], tensors: Collection[str]) -> dict[str, Any]:
-    """Positions as they are, where classes stretch those of a configuration without the field."""
-    plain = FACTORS not in tensors and f"{SCALING}type" not in own
-    return {"rope_scaling": {"rope_type": "default"}} if plain else {}
 
 
 _XIELU = {"alpha_p": (1,), "alpha_n": (1,), "beta": (), "eps": ()}
