@@ -81,13 +81,13 @@ def run(options: argparse.Namespace) -> None:
 
 
 _TRIES = """
-directory data tokenizer columns max_length pack whole eos by_length pad find_rate batch accumulate
-seed threads provider strict
+directory data tokenizer columns max_length pack whole eos stride by_length pad find_rate batch
+accumulate seed threads provider strict
 """.split()
 """What --find-rate reads."""
 
 
-_OF_TEXTS = ("max_length", "pack", "whole", "eos")
+_OF_TEXTS = ("max_length", "pack", "whole", "eos", "stride")
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -120,8 +120,9 @@ def _read(options: argparse.Namespace, trainer: "gg.Trainer", *, shown: bool) ->
     """The batches of `--data` and `--eval`; the plan keeps what was cut of texts."""
     from dataclasses import asdict
 
+    from graphgen.train.samples import table
     from graphgen.train.sources import read
-    from graphgen.train.texts import table, texts_for
+    from graphgen.train.texts import texts_for
 
     how = {name: vars(options)[name] for name in _OF_TEXTS}
     texts = texts_for(trainer, options.directory, options.tokenizer, **how)
@@ -173,6 +174,7 @@ def add_options(add: Callable[..., Any]) -> None:
     add("--max-length", help="cut texts to N tokens (the model's context)", **N)
     add("--pack", help="texts share rows of N tokens (see `artifacts --documents`)", **N)
     add("--whole", help="learn prompts and what others than the assistant say, too", **FLAG)
+    add("--stride", help="the tokens that windows of a long context share (128)", **N)
     add("--eos", help="put the eos_token at the end of each `text`, too", **FLAG)
     add("--by-length", help="make batches of samples of similar length", **FLAG)
     add("--pad", help="pad shorter lists with 0, labels with -100", **FLAG)

@@ -2,14 +2,12 @@
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphgen.display import rich_table
 from graphgen.errors import GraphgenError, warn
 from graphgen.export.columns import Chunk, Rows
 from graphgen.export.named_losses import IGNORED, LABELS
@@ -30,11 +28,11 @@ from graphgen.train.class_labels import Labels, listed
 from graphgen.train.data import Batches, Dataset, LabelKind, Padding
 from graphgen.train.packing import packed
 from graphgen.train.probe import check_apart, check_causal
+from graphgen.train.questions import ANSWERS, PLACES, STRIDE, Question, windows
+from graphgen.train.samples import Report, Sample
 from graphgen.train.tokens import FILE, Text, Tokenizer, Tokens
 
 if TYPE_CHECKING:
-    from rich.table import Table as Shown
-
     from graphgen.train import Trainer
 
 SOURCE = ("input_ids", "source_ids")
@@ -52,6 +50,7 @@ _SOME = 1024
 _LABEL = ("label", LABELS)
 _TAGS = (LABELS, "tags", "ner_tags")
 _KINDS = {
+    ("question", "context", ANSWERS): "questions",
     ("messages",): "chat",
     (SHARED,): "chat",
     ("prompt", "completion"): "completions",
@@ -60,53 +59,15 @@ _KINDS = {
 }
 
 
-class Sample(NamedTuple):
-    """The tokens of one row, what they should predict, and how many tokens were cut off."""
-
-    ids: Array
-    labels: Array
-    types: Array | None = None
-    target: Array | None = None  # what an encoder-decoder's decoder reads
-    cut: int = 0
-
-
-@dataclass
-class Report:
-    """What became of the rows of a table."""
-
-    source: str
-    kind: str = ""
-    rows: int = 0
-    tokens: int = 0
-    labels: int = 0
-    cut_rows: int = 0
-    cut_tokens: int = 0
-    dropped_rows: int = 0
-    packed_rows: int = 0
-    classes: dict[str, int] = field(default_factory=dict)
-
-    def add(self, sample: Sample | None) -> bool:
-        """Count a row; whether it stays."""
-        labels = np.zeros(0) if sample is None else sample.labels
-        counted = labels.size - int(np.sum((labels == IGNORED) & (labels.dtype.kind in "iu")))
-        if sample is not None and sample.cut:
-            self.cut_rows, self.cut_tokens = self.cut_rows + 1, self.cut_tokens + sample.cut
-        if sample is None or not counted or not len(sample.ids):
-            self.dropped_rows += 1
-            return False
-        self.rows, self.labels = self.rows + 1, self.labels + counted
-        self.tokens += len(sample.ids) + (0 if sample.target is None else len(sample.target))
-        return True
-
-
 class Texts:
     """What makes samples of rows with texts: the tokenizer, the limit and the names of classes.
 
     `inputs` are those of the training graph, and `classes` how many its labels have. The columns:
-    `messages`, or `prompt` and `completion`, which train what the assistant or the completion
-    says, or with `whole` all; `source` and `target`, for encoder-decoders; `text`, and `text_pair`
-    if there is one, with `label`; or `text` alone, in which each token predicts the next, with
-    `eos` also the one that ends it.
+    `question`, `context` and `answers`, of which places are learned, with windows that share
+    `stride` tokens; `messages`, or `prompt` and `completion`, which train what the assistant or the
+    completion says, or with `whole` all; `source` and `target`, for encoder-decoders; `text`, and
+    `text_pair` if there is one, with `label`; or `text` alone, in which each token predicts the
+    next, with `eos` also the one that ends it.
     """
 
     def __init__(
@@ -120,8 +81,12 @@ class Texts:
         apart: bool = False,
         whole: bool = False,
         eos: bool = False,
+        stride: int | None = None,
     ) -> None:
         self.inputs, self.pack, self.whole, self.eos = inputs, pack, whole, eos
+        self.stride = stride
+        self.places = inputs.keys() >= {*PLACES}
+        """Whether places are learned, where an answer begins and ends."""
         self.ids = next((name for name in SOURCE if name in inputs), None)
         dims = inputs[LABELS].dims or () if LABELS in inputs else ()
         several = dims[1:2] if self.ids and dims[1:2] != (self._fixed(self.ids),) else ()
@@ -130,11 +95,13 @@ class Texts:
         self.each = len(dims) > 1 and self.size is None
         """Whether each token has a label."""
         self.target = next((name for name in TARGET if name in inputs), None)
-        known = {*SOURCE, *TARGET, *_MASKS, "token_type_ids", "position_ids", LABELS}
+        known = {*SOURCE, *TARGET, *_MASKS, "token_type_ids", "position_ids"}
+        known |= {*PLACES} if self.places else {LABELS}
         others = [name for name in inputs if name not in known]
-        if self.ids is None or LABELS not in inputs or others:
+        if self.ids is None or not (self.places or LABELS in inputs) or others:
             raise GraphgenError(
-                f"--tokenizer {source}: texts give input_ids, masks, types, positions and labels; "
+                f"--tokenizer {source}: texts give input_ids, masks, types, positions and labels, "
+                f"or {' and '.join(PLACES)}; "
                 f"the artifacts take {', '.join(inputs)}"
             )
         self._classes, self._of_words = classes, False
@@ -144,7 +111,8 @@ class Texts:
             if not self.each or classes is None:
                 raise
             self.tokenizer, self._of_words = Tokenizer(source), True
-        self._labels = Labels(inputs[LABELS], classes, self.size, self.tokenizer.config)
+        kind = inputs[PLACES[0] if self.places else LABELS]
+        self._labels = Labels(kind, classes, self.size, self.tokenizer.config)
         if pack is not None and not (apart and self.each and self.target is None):
             raise GraphgenError(
                 f"--pack {pack}: this model cannot keep the documents of a row apart; write the "
@@ -164,13 +132,14 @@ class Texts:
             ("--whole", self.whole, ("chat", "completions")),
             ("--eos", self.eos, ("texts",)),
             ("--pack", self.pack is not None, ("chat", "completions", "texts")),
+            ("--stride", self.stride is not None, ("questions",)),
         ):
             if given and kind not in kinds:
                 raise GraphgenError(
                     f"{option} has no effect on {kind}, which {table.path} has; leave it out"
                 )
         report = Report(str(table.path), kind)
-        self._table = table
+        self._table, self._report = table, report
         if left := [name for name in table.names if name not in names]:
             warn(f"{table.path}: {kind} do not need {in_words(left)}, which are left out")
         makers = {
@@ -180,6 +149,7 @@ class Texts:
             "texts": self._texts,
             "texts with labels": self._labeled,
             "words": self._words,
+            "questions": self._questions,
         }
         samples = (one for one in makers[kind](names) if report.add(one) and one is not None)
         chunks = []
@@ -256,6 +226,14 @@ class Texts:
                 "others"
             )
         names, kind = [*found], _KINDS[found]
+        if (kind == "questions") != self.places:
+            wanted = "question, context and answers" if self.places else "other texts"
+            raise GraphgenError(
+                f"{who} has {in_words(table.names)}; give {wanted}, because the artifacts take "
+                f"{', '.join(self.inputs)}"
+            )
+        if kind == "questions":
+            return names, kind
         if kind == "texts" and not self.each:
             label = next((name for name in _LABEL if name in there), None)
             if label is None:
@@ -396,6 +374,16 @@ class Texts:
                     own[token] = given[place]
             yield Sample(tokens.ids, own, tokens.types, cut=tokens.cut)
 
+    def _questions(self, names: Sequence[str]) -> Iterator[Sample | None]:
+        """Each window of a context is a sample, as in transformers' examples."""
+        rows = (
+            Question.of(where, *(row[name] for name in names)) for where, row in self._rows(names)
+        )
+        stride = STRIDE if self.stride is None else self.stride
+        for found in windows(self.tokenizer, rows, self.limit, stride):
+            yield from [None] if found is None else [sample for sample, _ in found]
+            self._report.without_answer += sum(not there for _, there in found or ())
+
     @property
     def _more(self) -> int | None:
         """The limit of texts whose last token is only predicted."""
@@ -409,6 +397,8 @@ class Texts:
             **{name: [one.ids for one in samples] for name in SOURCE},
             **{name: [one.target for one in samples] for name in TARGET},
         }
+        if self.places:
+            arrays |= {n: [one.labels[i] for one in samples] for i, n in enumerate(PLACES)}
         for name, of in _MASKS.items():
             arrays[name] = [np.ones(np.size(ids), np.int8) for ids in arrays[of]]
         arrays["position_ids"] = [np.arange(len(one.ids), dtype=np.int32) for one in samples]
@@ -424,10 +414,12 @@ def texts_for(
     pack: int | None = None,
     whole: bool = False,
     eos: bool = False,
+    stride: int | None = None,
 ) -> Texts | None:
     """What reads texts for a trainer: with the tokenizer in `source`, or in its own folder."""
     source = folder if source is None and present(folder / FILE) else source
     how: dict[str, Any] = {"max_length": max_length, "pack": pack, "whole": whole, "eos": eos}
+    how["stride"] = stride
     if source is None:
         for name, given in how.items():
             if given:
@@ -438,17 +430,6 @@ def texts_for(
     classes = engine.labels.get(LABELS, LabelKind()).classes
     apart = bool(engine.loss.get("documents"))
     return Texts(source, trainer.inputs, classes, apart=apart, **how)
-
-
-def table(reports: Sequence[Report]) -> "Shown":
-    """What became of the rows, to print."""
-    names = ["rows", "tokens", "labels", "cut rows", "cut tokens", "dropped rows"]
-    names += ["packed rows"] if any(report.packed_rows for report in reports) else []
-    rows = [["data", "kind", *names]]
-    for report in reports:
-        values = (getattr(report, name.replace(" ", "_")) for name in names)
-        rows.append([report.source, report.kind, *(f"{value:,}" for value in values)])
-    return rich_table("", rows)
 
 
 def _chunk(rows: Sequence[Array]) -> Chunk:

@@ -152,6 +152,24 @@ class Tokenizer:
             counted = np.ones(len(ids), bool)
             yield Tokens(ids, types, counted, len(whole.ids) - len(ids)), kept.word_ids
 
+    def windows(self, limit: int | None, stride: int) -> Any:
+        """The tokenizer that cuts the second of two texts into windows, which share `stride`."""
+        if self.named.get("padding_side") == "left":
+            raise GraphgenError(
+                f"{self.folder / 'tokenizer_config.json'}: padding_side is 'left', so the context "
+                "would come before the question, and only 'right' is supported"
+            )
+        found = tokenizer(self.folder, vocabulary=1 << 31, limit=limit)
+        if limit is not None:
+            added, side = found.num_special_tokens_to_add(True), found.truncation["direction"]
+            if limit - added <= stride:
+                raise GraphgenError(
+                    f"--max-length {limit} leaves {max(limit - added, 0)} tokens for a text, and "
+                    f"windows of a context share {stride}: give a smaller --stride"
+                )
+            found.enable_truncation(limit, stride=stride, strategy="only_second", direction=side)
+        return found
+
     def _cutting(self, limit: int | None, special: bool) -> Any:
         if limit is None:
             return None

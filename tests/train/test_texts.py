@@ -20,8 +20,9 @@ from graphgen.train.data import Dataset
 from graphgen.train.metrics import Metric
 from graphgen.train.probe import check_shifted
 from graphgen.train.run import History, evaluations
+from graphgen.train.samples import Report, table
 from graphgen.train.sources import read
-from graphgen.train.texts import Report, Texts, table, texts_for
+from graphgen.train.texts import Texts, texts_for
 
 tokenizers = pytest.importorskip("tokenizers", reason="the extra [text] installs it")
 
@@ -65,6 +66,7 @@ def samples(tmp_path):
 
     def made(*rows, inputs=MASKED, classes=40, max_length=None, **named):
         how = {name: named.pop(name, False) for name in ("whole", "eos")}
+        how["stride"] = named.pop("stride", None)
         folder = write_tokenizer(tmp_path / "tokens", **named)
         texts = Texts(folder, inputs, classes, max_length=max_length, **how)
         columns = texts.columns(open_table(write_lines(tmp_path / "a.jsonl", *rows)))
@@ -141,6 +143,54 @@ def test_the_first_token_of_a_word_has_its_label(samples):
     ):
         with pytest.raises(GraphgenError, match=told):
             samples(*numbered, row, **how)
+
+
+def test_answers_in_a_context_are_places(samples):
+    """As in transformers' examples: windows that share tokens, and [CLS] where no answer is."""
+    inputs = {**LABELED, "start_positions": EACH, "end_positions": EACH}
+    how = {"inputs": inputs, "pair": "<s> $A [SEP] $B:1 [SEP]:1", "cls_token": "<s>"}
+    context = "w1 w2 w3 w4 w5 w6"
+    rows = [
+        {"question": " w9", "context": context, "answers": answers}
+        for answers in (
+            {"text": ["w5 w6", "w1"], "answer_start": [12, 0]},
+            {"text": [], "answer_start": []},
+            '{"text": ["3 w"], "answer_start": [7]}',
+        )
+    ]
+    found, report = samples(*rows, {**rows[0], "question": ""}, **how)
+    assert found["input_ids"][0] == [BOS, W + 9, SEP, *range(W + 1, W + 7), SEP]
+    assert found["token_type_ids"][0] == [0] * 3 + [1] * 7
+    assert (found["start_positions"], found["end_positions"]) == ([7, 0, 5], [8, 0, 6])
+    assert (report.kind, report.rows, report.without_answer) == ("questions", 3, 1)
+    assert report.dropped_rows == 1
+    found, report = samples(rows[0], **how, max_length=8, stride=2)  # four of the context
+    assert [ids[3:-1] for ids in found["input_ids"]] == [
+        [W + 1, W + 2, W + 3, W + 4],
+        [W + 3, W + 4, W + 5, W + 6],
+    ]
+    assert (found["start_positions"], found["end_positions"]) == ([0, 5], [0, 6])
+    assert (report.rows, report.without_answer) == (2, 1)
+    fits = {"question": "w1 w2 w3", "context": "w4", "answers": {"text": [], "answer_start": []}}
+    assert samples(fits, **how, max_length=8, stride=2)[1].rows == 1
+    for row, told in (
+        ({"answers": {"text": ["w2"], "answer_start": [4]}}, "'w2' does not stand at character 4"),
+        ({"answers": {"text": ["w2"], "answer_start": []}}, "line 1: 'answers' is .* as in SQuAD"),
+        ({"answers": "w2"}, "line 1: 'answers' is 'w2'; give"),
+        ({"context": 1}, "line 1: 'context' is 1; give a text"),
+        ({"question": "w1 w2 w3"}, "leaves 2 for the context, and windows share 2: give a smaller"),
+    ):
+        with pytest.raises(GraphgenError, match=told):
+            samples({**rows[0], **row}, **how, max_length=8, stride=2)
+    for options, told in (
+        ({**how, "max_length": 6, "stride": 3}, "--max-length 6 leaves 3 tokens for a text, and"),
+        ({**how, "padding_side": "left"}, "padding_side is 'left', so the context would come"),
+        ({"inputs": {**LABELED, "labels": EACH}}, "give other texts, because the artifacts take"),
+    ):
+        with pytest.raises(GraphgenError, match=told):
+            samples(rows[0], **options)
+    with pytest.raises(GraphgenError, match="give question, context and answers, because"):
+        samples({"text": "w1", "label": 1}, **how)
 
 
 def test_the_end_of_a_text_is_learned_if_that_is_wanted(samples):
@@ -368,7 +418,7 @@ BAD = {
     "nothing left": ({"text": ""}, {}, "no row is left: 1 are empty"),
     "no room": ({"text": "w1"}, {"max_length": 1}, "--max-length 2 leaves no room: .* adds 2"),
     "another input": ({"text": "w1"}, {"inputs": MASKED | {"pixels": TOKENS}},
-                      "texts give input_ids, masks, types, positions and labels; the artifacts"),
+                      "texts give input_ids, masks, types, positions and labels, or start_pos"),
     "too few tokens": ({"text": "w1"}, {"classes": 20}, "one of 20 classes, fewer than the"),
     "a blank in a name": ({"text ": "w1"}, {}, "a.jsonl has 'text '; the artifacts take input_ids"),
     "preferences": ({"prompt": "w1", "chosen": "w2", "rejected": "w3"}, {},
