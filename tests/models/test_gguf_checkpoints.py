@@ -27,7 +27,7 @@ from graphgen.match import Miss
 from graphgen.measure.reference import evaluate
 from graphgen.models.published import from_folder
 from graphgen.models.published.config import Config
-from graphgen.models.published.gguf import open_gguf
+from graphgen.models.published.gguf import gguf_in, open_gguf
 from graphgen.models.published.gguf_like import differences
 from graphgen.models.published.gguf_names import config_fields, read_gguf
 from graphgen.models.published.gguf_splits import SPLITS
@@ -520,6 +520,41 @@ def test_the_tokenizer_of_a_folder_is_compared_with_that_of_the_file(tmp_path: P
     assert differences(found["gpt-2"], tmp_path / "absent") == []
 
 
+def test_a_model_in_several_files(tmp_path: Path) -> None:
+    fields = {"general.architecture": "llama", "split.count": 3}
+    names = [tmp_path / f"m-{i + 1:05}-of-00003.gguf" for i in range(3)]
+    for i, path in enumerate(names):
+        data = np.full(3, i, "<f4").tobytes()
+        gguf(
+            path, fields | {"split.no": i, "split.tensors.count": 3}, {f"w{i}": ("F32", (3,), data)}
+        )
+    for path in names:
+        found = open_gguf(path)
+        assert found.path == path and found.fields["split.no"] == 0
+        assert [found.tensors[f"w{i}"].read()[0] for i in range(3)] == [0.0, 1.0, 2.0]
+    assert gguf_in(tmp_path) == names[0]
+    whole = names[1].read_bytes()
+
+    def refused(told: str) -> None:
+        with pytest.raises(GraphgenError) as caught:
+            open_gguf(names[0])
+        assert told in str(caught.value) and "\n" not in str(caught.value)
+
+    names[1].unlink()
+    refused("m-00002-of-00003.gguf is missing; m-00001-of-00003.gguf is one of 3 files")
+    names[1].write_bytes(names[2].read_bytes())
+    refused("m-00002-of-00003.gguf is not part 2 of 3, as its name says")
+    names[1].write_bytes(whole.replace(b"w1", b"w0"))
+    refused("m-00002-of-00003.gguf: w0 is in another part")
+    gguf(names[1], fields | {"split.no": 1}, {})
+    refused("its parts have 2 tensors, not as many as it says")
+    names[0].rename(tmp_path / "a.gguf")
+    with pytest.raises(GraphgenError, match=r"one of 3 files, and its name does not end in"):
+        open_gguf(tmp_path / "a.gguf")
+    with pytest.raises(GraphgenError, match=r"has 3 \.gguf files"):
+        gguf_in(tmp_path)
+
+
 def test_a_string_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.gguf"
     gguf(path, {"general.name": "Caf\u00e9 noir"}, {})
@@ -566,7 +601,7 @@ def test_files_that_do_not_fit_are_refused_in_one_line(tmp_path: Path) -> None:
     refused("share bytes", data[:at] + other + data[at + 8 :])
     odd = (int.from_bytes(other, "little") + 1).to_bytes(8, "little")
     refused("does not start at a multiple of 32", data[:at] + odd + data[at + 8 :])
-    refused("olmoe, not for gptj", data, model_type="gptj")
+    refused("not for gptj", data, model_type="gptj")
     refused("config.json for 'qwen2': they are", data, model_type="qwen2")
     refused("config.json has num_hidden_layers 2", data, num_hidden_layers=2)
     refused(

@@ -5,6 +5,7 @@ The format: a header of sizes, fields and tensors' names, then the tensors
 """
 
 import os
+import re
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,6 +25,8 @@ _SCALARS: dict[int, str] = dict(
 )
 _FLOAT, _STRING, _ARRAY = 6, 8, 9
 _LONGEST = 1 << 24  # bytes of a string
+_COUNT = "split.count"
+_PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 
 class Gguf(NamedTuple):
@@ -39,13 +42,48 @@ def gguf_in(folder: Path) -> Path | None:
     found = sorted(folder.glob("*.gguf"))
     if not found or present(folder / SINGLE) or present(folder / INDEX):
         return None
-    if len(found) > 1:
+    parts = all(_PART.search(path.name) for path in found)
+    if len({_PART.sub("", path.name) for path in found}) > 1 or (len(found) > 1 and not parts):
         raise GraphgenError(f"{folder} has {len(found)} .gguf files; name one with --like {folder}")
     return found[0]
 
 
 def open_gguf(path: Path) -> Gguf:
-    """A file's fields and tensors. Raises GraphgenError if it is damaged, or of types not read."""
+    """A file's fields and tensors, and those of the other parts of a model in several files.
+
+    Raises GraphgenError if one is damaged, missing, or of types that are not read.
+    """
+    file = _opened(path)
+    count, name = file.fields.get(_COUNT, 1), _PART.search(path.name)
+    if count in (0, 1):
+        return file
+    if name is None or int(name[2]) != count:
+        problem = f"is one of {count} files, and its name does not end in -00001-of-{count:05}.gguf"
+        raise GraphgenError(f"{path} {problem}; give them the names that they had")
+    paths = [
+        path.with_name(_PART.sub(f"-{i + 1:05}-of-{name[2]}.gguf", path.name)) for i in range(count)
+    ]
+    if absent := [one for one in paths if not present(one)]:
+        more = f", and so are {len(absent) - 1} more" * (len(absent) > 1)
+        raise GraphgenError(f"{absent[0]} is missing{more}; {path.name} is one of {count} files")
+    parts, tensors = [_opened(one) for one in paths], dict[str, Weight]()
+    for number, part in enumerate(parts):
+        if (part.fields.get(_COUNT), part.fields.get("split.no")) != (count, number):
+            problem = f"is not part {number + 1} of {count}, as its name says"
+            raise GraphgenError(f"{part.path} {problem}; download it again")
+        if twice := tensors.keys() & part.tensors.keys():
+            raise GraphgenError(
+                f"{part.path}: {min(twice)} is in another part; download them again"
+            )
+        tensors |= part.tensors
+    if parts[0].fields.get("split.tensors.count", len(tensors)) != len(tensors):
+        raise GraphgenError(
+            f"{path}: its parts have {len(tensors)} tensors, not as many as it says"
+        )
+    return Gguf(path, parts[0].fields, tensors)
+
+
+def _opened(path: Path) -> Gguf:
     try:
         with regular(path).open("rb") as stream:
             return _Reader(stream, path).read()
@@ -102,9 +140,8 @@ class _Reader:
         fields = {self.string(): self.value(self.take("I")) for _ in range(count)}
         if len(fields) < count:
             raise ValueError("two fields of one name")
-        if fields.get("split.count", 1) not in (0, 1):
-            problem = f"is one of {fields['split.count']} files of a model"
-            raise GraphgenError(f"{self.path} {problem}; join them with llama-gguf-split --merge")
+        if type(fields.get(_COUNT, 1)) is not int:
+            raise ValueError(f"{_COUNT} is no number")
         entries = []
         for _ in range(tensors):
             name, ndim = self.string(), self.take("I")

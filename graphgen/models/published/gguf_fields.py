@@ -83,6 +83,9 @@ def said_by(file: Gguf, arch: Architecture) -> Said:
     except ArithmeticError:  # more heads than features
         sizes = f"{own[HEADS]} heads of {own['embedding_length']} features"
         raise GraphgenError(f"{file.path} is of {sizes}; download it again") from None
+    except (TypeError, ValueError) as error:
+        problem = f"has fields of other kinds than {arch.name} has ({error!r:.80})"
+        raise GraphgenError(f"{file.path} {problem}; download it again") from None
     yarn = arch.yarn(own, file.tensors) if own.get(f"{SCALING}type") == "yarn" else {}
     scaling = {n: own.pop(n) for n in [*own] if n.startswith(SCALING)}
     if pooling_of(file, arch.name) is not None:
