@@ -147,6 +147,19 @@ def test_fields_with_a_number_for_each_layer_and_notes_of_granite(tmp_path: Path
     assert read_gguf(alike, Config(wanted)).keys() == read_gguf(file, Config(wanted)).keys()
     with pytest.raises(GraphgenError, match=r"head_count_kv is \[2, 0\]"):
         config_fields(changed(attention__head_count_kv=np.array([2, 0])))
+    for fields, told in (
+        ({"block_count": np.array([2, 2])}, r"block_count is \[2, 2\]"),
+        ({"expert_count": np.array([])}, r"expert_count \(\[\]\) is not supported"),
+    ):
+        with pytest.raises(GraphgenError, match=told):
+            config_fields(changed(**fields))
+    deep = {"general.architecture": "glm4moe", "glm4moe.nextn_predict_layers": "x"}
+    deep |= {
+        n.replace("granite", "glm4moe"): x for n, x in file.fields.items() if "general" not in n
+    }
+    deep |= {f"glm4moe.{n}": 2 for n in ("expert_count", "expert_used_count")}
+    with pytest.raises(GraphgenError, match=r"has fields of other kinds than glm4moe has"):
+        config_fields(file._replace(fields=deep | {"glm4moe.rope.dimension_count": 4}))
     with pytest.raises(GraphgenError, match=r"finetuned is false, so layers have no positions"):
         config_fields(changed(rope__scaling__finetuned=False))
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from published_configurations import PUBLISHED
+from published_decoders import fields as decoder
 
 from graphgen.errors import GraphgenError
 from graphgen.models.published import FAMILIES
@@ -64,3 +65,13 @@ def test_what_neox_says_twice_has_to_agree(given: dict[str, Any], wanted: str) -
         told = str(error)
     assert wanted in told
     assert bool(wanted) == bool(told)
+
+
+@pytest.mark.parametrize("which", ["gpt_bigcode", "falcon, alibi"])
+def test_more_heads_than_features_are_refused(which: str) -> None:
+    """They ended in a division by zero."""
+    given = decoder(which)
+    features = "n_embd" if "n_embd" in given else "hidden_size"
+    config = Config(given | {features: 2})
+    with pytest.raises(GraphgenError, match=r"is 4; it must be at most 2, the features"):
+        FAMILIES[config.model_type].tasks["text-generation"](config)

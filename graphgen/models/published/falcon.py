@@ -11,6 +11,7 @@ from graphgen.models.published.megatron import (
     MEGATRON,
     UNUSED,
     alibi_slopes,
+    check_heads,
     layer_norm,
     plain,
     transformer,
@@ -42,6 +43,7 @@ def falcon(config: Config) -> Specification:
     config.expect("ff_factor", hidden // features)
     if alibi:
         config.ignore("max_position_embeddings", "rope_parameters", "rope_scaling", "rope_theta")
+    check_heads(config, features, heads)
     turn = None if alibi else rotary(config, features // heads)
     options: dict[str, Any] = {"num_heads": heads, "kv_heads": kv_heads, "bias": bias}
     scale = math.sqrt(features // heads)

@@ -54,16 +54,17 @@ def own_fields(file: Gguf, arch: str) -> dict[str, Any]:
 
     A number that all layers have alike may stand there for each.
     """
-    found = dict[str, Any]()
+    found, layers = dict[str, Any](), file.fields.get(f"{arch}.block_count")
     for name, value in file.fields.items():
         own = name.removeprefix(f"{arch}.")
-        if own == name or (own in _NOTHING and value == _NOTHING[own]):
+        if own == name:
             continue
         if isinstance(value, np.ndarray):
             value = value.tolist()
-            alike = len(value) == file.fields.get(f"{arch}.block_count") and len({*value}) == 1
+            alike = type(layers) is int and len(value) == layers and len({*value}) == 1
             value = value[0] if alike and type(value[0]) is not bool else value
-        found[own] = value
+        if not (own in _NOTHING and value == _NOTHING[own]):
+            found[own] = value
     return found
 
 

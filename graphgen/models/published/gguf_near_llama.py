@@ -64,7 +64,7 @@ def _apertus(found: dict[str, Weight], fields: Mapping[str, Any]) -> dict[str, W
     made = dict(found)
     for name, shape in _XIELU.items():
         numbers = fields.get(f"xielu.{name}")
-        for layer, number in enumerate([] if numbers is None else np.ravel(numbers)):
+        for layer, number in enumerate(numbers if isinstance(numbers, np.ndarray) else []):
             own = f"model.layers.{layer}.mlp.act_fn.{name}"
             array = np.full(shape, number, np.float32)
             where = (Path(), own, ir.DataType.FLOAT, shape, 0)

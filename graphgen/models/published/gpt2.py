@@ -9,6 +9,7 @@ from graphgen import nn
 from graphgen.models.published.config import ACTIVATIONS, Config
 from graphgen.models.published.decoder import tasks
 from graphgen.models.published.family import Family, Source
+from graphgen.models.published.megatron import check_heads
 from graphgen.models.published.specification import Sight, Specification
 from graphgen.parts import Part
 
@@ -21,7 +22,7 @@ def gpt2(config: Config) -> Specification:
     config.expect("add_cross_attention", False)
     # The order and precision of one product; in exact arithmetic they change no result.
     config.expect("reorder_and_upcast_attn", False, True)
-    scale = _scale(config, features // heads)
+    scale = _scale(config, features, heads)
     shrinks = config.take("scale_attn_by_inverse_layer_idx", bool, False)
     return _specification(
         config,
@@ -46,7 +47,7 @@ def bigcode(config: Config) -> Specification:
     config.ignore("inference_runner", "max_batch_size", "max_sequence_length", "pad_key_length")
     config.ignore("pre_allocate_kv_cache", "validate_runner_input", "num_key_value_heads")
     kv_heads = 1 if config.take("multi_query", bool, True) else heads
-    scale = _scale(config, features // heads)
+    scale = _scale(config, features, heads)
     return _specification(
         config,
         features,
@@ -93,8 +94,10 @@ def _kinds(config: Config, layers: int) -> list[str]:
     return kinds
 
 
-def _scale(config: Config, head_dim: int) -> float:
-    return 1.0 / math.sqrt(head_dim) if config.take("scale_attn_weights", bool, True) else 1.0
+def _scale(config: Config, features: int, heads: int) -> float:
+    check_heads(config, features, heads)
+    scaled = config.take("scale_attn_weights", bool, True)
+    return 1.0 / math.sqrt(features // heads) if scaled else 1.0
 
 
 def _specification(

@@ -19,6 +19,13 @@ def layer_norm(config: Config, field: str) -> partial[nn.LayerNorm]:
     return partial(nn.LayerNorm, epsilon=config.take(field, float, 1e-5))
 
 
+def check_heads(config: Config, features: int, heads: int) -> None:
+    """Refuse more heads than there are features."""
+    if heads > features:
+        name = "n_head" if config.given("n_head") is not None else "num_attention_heads"
+        config.refuse(name, heads, f"at most {features}, the features")
+
+
 def plain(
     config: Config, sizes: tuple[int, int], field: str, default: str, *, bias: bool = True
 ) -> Callable[[int], nn.FeedForward]:
