@@ -11,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from published_decoders import DECODERS, fields as decoder_fields
 from published_encoders import ENCODERS, fields as encoder_fields
+from published_others import OTHERS
 from published_seq2seq import SEQ2SEQ, fields as seq2seq_fields
 from published_speech import FIELDS as WHISPER
 from published_vision import ONE, VISION, fields as vision_fields
@@ -36,6 +37,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "kimi_k2": {**decoder_fields("deepseek_v3"), "model_type": "kimi_k2"},
     "whisper": WHISPER,
     **{kind: {"model_type": kind} for kind in ("wav2vec2", "hubert", "dinov3_vit")},
+    **{given["model_type"]: given for name, (*_, given) in OTHERS.items() if "," not in name},
     "model2vec": {"model_type": "model2vec", "vocab_size": 9, "hidden_size": 4},
 }
 

@@ -108,7 +108,7 @@ class CausalLM(Decoder):
 
     def __init__(self, spec: Specification):
         super().__init__(spec)
-        self.head: nn.Linear | nn.Embedding | None = None
+        self.head: Any = None  # nn.Linear, or what has `logits`
         table = self.embedding
         if spec.head_rows and not spec.tied:
             self.head = nn.Embedding(table.count, table.features)

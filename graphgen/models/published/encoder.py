@@ -40,9 +40,16 @@ class Encoder(nn.Module):
         self.convolution = spec.convolution
         self.last_norm = spec.norm(spec.features) if spec.last_norm else None
 
-    def embedded(self, input_ids: Tensor, token_type_ids: Tensor | None) -> Tensor:
-        """The vectors of tokens, positions and types, (B, T, D)."""
+    def tokens(self, input_ids: Tensor, mask: Tensor | None) -> Tensor:
+        """The vectors of tokens alone, (B, T, D)."""
         x: Tensor = self.embedding(input_ids)
+        return x
+
+    def embedded(
+        self, input_ids: Tensor, token_type_ids: Tensor | None, mask: Tensor | None = None
+    ) -> Tensor:
+        """The vectors of tokens, positions and types, (B, T, D)."""
+        x = self.tokens(input_ids, mask)
         if self.types is not None:
             types = np.zeros((1, 1), np.int64) if token_type_ids is None else token_type_ids
             x = x + self.types(types)
@@ -61,7 +68,7 @@ class Encoder(nn.Module):
     def __call__(
         self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
     ) -> Tensor:
-        x = self.embedded(input_ids, token_type_ids)
+        x = self.embedded(input_ids, token_type_ids, attention_mask)
         kept = ops.cast(attention_mask, to=ir.DataType.BOOL)  # (B, T)
         places = ops.arange(ops.dim(input_ids, 1))
         masks = {sight.window: self._mask(kept, sight.window) for sight in self.spec.layers}

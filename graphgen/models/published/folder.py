@@ -11,7 +11,7 @@ from graphgen.models.published.language_model import language_fields
 _POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_target_positions")
 _AFTER_PADDING = (
     *("roberta", "xlm-roberta", "camembert", "mpnet", "data2vec-text"),
-    *("roberta-prelayernorm", "xlm-roberta-xl"),
+    *("roberta-prelayernorm", "xlm-roberta-xl", "esm"),
 )
 """Types whose positions begin after that of padding."""
 

@@ -1,4 +1,4 @@
-"""The encoder of wav2vec 2.0 (arXiv 2006.11477) and HuBERT (2106.07447): frames of samples."""
+"""The encoder of wav2vec 2.0 (arXiv 2006.11477), HuBERT (2106.07447) and WavLM (2110.13900)."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -8,6 +8,7 @@ from graphgen import nn, ops
 from graphgen.models.published.config import ACTIVATIONS, Config
 from graphgen.models.published.layer import Layer
 from graphgen.models.published.specification import EncoderSpecification, Sight
+from graphgen.models.published.wavlm import GatedAttention
 from graphgen.nn import feed_forward
 from graphgen.nn.feed_forward import Activation
 from graphgen.nn.module import Parameter, ones, zeros
@@ -70,12 +71,21 @@ class Hearing(nn.Module):
         self.stable = take("do_stable_layer_norm", bool, False)
         hidden = take("intermediate_size", int, 3072)
         inner: Activation = config.choose("hidden_act", ACTIVATIONS, "gelu")
+        gated = config.model_type == "wavlm"
+        attend = GatedAttention if gated else nn.Attention
+        self.relative = None
+        if gated:
+            config.ignore("num_ctc_classes")  # of its loss in training
+            count, furthest = take("num_buckets", int, 320), take("max_bucket_distance", int, 800)
+            if not 0 < count // 4 < furthest:
+                config.refuse("num_buckets", count, "4 or more, and below 4 max_bucket_distance")
+            self.relative = nn.RelativeBias(heads, count=count, furthest=furthest)
         spec = EncoderSpecification(
             vocabulary=1,
             features=self.features,
             layers=[Sight()] * take("num_hidden_layers", int, 12),
             norm=partial(nn.LayerNorm, epsilon=epsilon),
-            attention=lambda number: nn.Attention(self.features, num_heads=heads),
+            attention=lambda number: attend(self.features, num_heads=heads),
             feed_forward=lambda number: nn.FeedForward(self.features, hidden, activation=inner),
             norms=("norm1", "norm2") if self.stable else ("after1", "after2"),
             post=not self.stable,
@@ -106,8 +116,12 @@ class Hearing(nn.Module):
         x = x + feed_forward.ACTIVATIONS[self.activation](near)
         x = x if self.stable else self.norm(x)
         found = [x]
+        how: dict[str, Any] = {}
+        if self.relative is not None:
+            places = ops.arange(ops.dim(x, 1))
+            how["bias"] = self.relative(places, places)
         for layer in self.layers:
-            found.append(x := layer(x, mask=kept))
+            found.append(x := layer(x, mask=kept, **how))
         return ([*found, self.norm(x)] if self.stable else [*found, x]), kept
 
     def _kept(self, mask: Tensor, length: Any) -> Tensor:

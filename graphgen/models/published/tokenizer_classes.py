@@ -32,7 +32,8 @@ _OF_TYPES = {
     "Cohere": "cohere cohere2",
     "GPTNeoX": "gpt_neox",
     "Whisper": "whisper",
-    "": "mistral mixtral granite olmo2 phi3 glm glm4 stablelm modernbert umt5 xlm-roberta-xl",
+    "": "mistral mixtral granite olmo2 phi3 glm glm4 stablelm modernbert modernbert-decoder umt5 "
+    "xlm-roberta-xl",
 }
 """The class that transformers has for a model type; "" reads the file whatever class is named."""
 

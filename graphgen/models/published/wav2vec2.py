@@ -1,4 +1,4 @@
-"""wav2vec 2.0 (arXiv 2006.11477) and HuBERT (2106.07447): what is said, or what a sound is."""
+"""wav2vec 2.0 (2006.11477), HuBERT (2106.07447), WavLM (2110.13900): what a sound is, or says."""
 
 from functools import partial
 from typing import Any
@@ -86,6 +86,9 @@ def _names(config_type: str) -> dict[str, Any]:
         "up": "intermediate_dense",
         "down": "output_dense",
         "shares": "layer_weights",
+        "relative": "encoder.layers.0.attention.rel_attn_embed",
+        "gate": "gru_rel_pos_linear",
+        "constant": "gru_rel_pos_const",
     }
 
 
@@ -101,5 +104,5 @@ FAMILIES = {
         unused=rf"({kind}\.)?masked_spec_embed|quantizer\..*|project_(hid|q)\..*|lm_head\..*|"
         r"(projector|classifier)\..*|layer_weights",
     )
-    for kind in ("wav2vec2", "hubert")
+    for kind in ("wav2vec2", "hubert", "wavlm")
 }
