@@ -13,8 +13,8 @@ from graphgen.value import Tensor
 
 PAST, PRESENT = "past_key_values", "present"
 
-LAST, SUMMED = "conv", "recurrent"
-"""What a layer without keys keeps: the last tokens, or a sum over all.
+LAST, SUMMED, SPACE = "conv", "recurrent", "ssm"
+"""What a layer without keys keeps: the last tokens, or a sum over all, by either name.
 
 Of weights with few digits, too, the sum is in float32.
 """

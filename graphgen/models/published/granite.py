@@ -1,4 +1,4 @@
-"""Granite 3, with experts or without, and those of Granite 4 that have attention alone."""
+"""Granite 3, with experts or without, and Granite 4, with layers of Mamba-2 or without."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -6,6 +6,7 @@ from typing import Any
 
 from graphgen.models.published.config import Config
 from graphgen.models.published.experts import Experts, sizes_of
+from graphgen.models.published.mamba2 import NAMES, mamba2
 from graphgen.models.published.named import (
     all_turned,
     divided_heads,
@@ -14,6 +15,7 @@ from graphgen.models.published.named import (
     specification,
 )
 from graphgen.models.published.specification import Sight, Specification
+from graphgen.models.published.stateful import beside_states, name_of
 from graphgen.parts import Part
 
 
@@ -25,7 +27,7 @@ def granite(config: Config) -> Specification:
 
     kind, own = config.model_type, dict[str, Any]()
     if kind == "granitemoehybrid":
-        own = _attention_alone(config)
+        own = _hybrid(config)
     elif kind != "granite":
         shared = config.count("shared_intermediate_size", 0) if kind == "granitemoeshared" else 0
         own["feed_forward"] = _experts(config, shared)
@@ -52,34 +54,33 @@ def _experts(config: Config, shared: int) -> Callable[[int], Any]:
 _OF_EXPERTS = "num_local_experts num_experts_per_tok intermediate_size router_aux_loss_coef"
 
 
-def _attention_alone(config: Config) -> dict[str, Any]:
-    """What is left of Granite 4 without Mamba's layers; some have no positions."""
-    layers = config.take("num_hidden_layers", int)
-    for name in ("layer_types", "layers_block_type"):
-        kinds = config.raw(name, ["attention"] * layers)
-        wanted = f"a list of {layers} of attention: Mamba's layers are not built"
-        if not isinstance(kinds, list) or len(kinds) != layers:
-            config.refuse(name, kinds, wanted)
-        if not {*map(str, kinds)} <= {"attention", "full_attention"}:
-            config.refuse(name, kinds, wanted)
-    if not {"layer_types", "layers_block_type"} & {*config.fields}:
-        config.refuse("layer_types", None, "given: the class has Mamba's layers without it")
+def _hybrid(config: Config) -> dict[str, Any]:
+    """What sets Granite 4 apart: layers of Mamba-2, and attention that may have no positions."""
+    layers, features = config.take("num_hidden_layers", int), config.take("hidden_size", int)
     config.ignore("normalization_function", "init_method", "mlp_bias")
-    for name in config.fields:
-        if name.startswith(("mamba_", "time_step_")):
-            config.raw(name)
     divided_heads(config)
     turned = config.raw("position_embedding_type") == "rope"
     if not turned:
         config.expect("position_embedding_type", "nope")
         config.ignore("rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings")
     sights = all_turned(config, [None] * layers) if turned else [Sight()] * layers
+    known = {"attention": True, "full_attention": True, "mamba": False, "linear_attention": False}
+    names = ("layer_types", "layers_block_type")
+    found: dict[str, Any] = {
+        "sights": beside_states(config, sights, known, ["mamba"] * layers, names)
+    }
+    if any(sight.stateful for sight in found["sights"]):
+        found["stateful"] = mamba2(config, features)
+    else:
+        for name in config.fields:
+            if name.startswith(("mamba_", "time_step_")):
+                config.raw(name)  # of no layer
     if config.given("num_local_experts") == 0:
         config.ignore(*_OF_EXPERTS.split())
         plain = feed_forward(config, inner="shared_intermediate_size", bias=False)
-        return {"sights": sights, "feed_forward": plain}
+        return found | {"feed_forward": plain}
     shared = config.take("shared_intermediate_size", int, 1024)
-    return {"sights": sights, "feed_forward": _experts(config, shared)}
+    return found | {"feed_forward": _experts(config, shared)}
 
 
 _SHARED = "shared_mlp.input_linear"
@@ -94,6 +95,8 @@ _EXPERTS = replace(
         gate=Part(_SHARED, 0, 2),
         up=Part(_SHARED, 1, 2),
         down="shared_mlp.output_linear",
+        attention=name_of("mamba"),
+        **NAMES,
     ),
     halved=("inner",),
 )

@@ -1,13 +1,17 @@
 """LFM2: short convolutions, and attention in some layers (arXiv 2511.23404)."""
 
 from functools import partial
-from typing import Any
 
 from graphgen import nn
 from graphgen.models.published.config import Config
-from graphgen.models.published.named import all_turned, divided_heads, family, specification
-from graphgen.models.published.specification import Sight, Specification
-from graphgen.models.published.stateful import ShortConvolution, name_of
+from graphgen.models.published.named import (
+    all_turned,
+    divided_heads,
+    family,
+    specification,
+)
+from graphgen.models.published.specification import Specification
+from graphgen.models.published.stateful import ShortConvolution, beside_states, name_of
 
 _TRAINED = """
 block_mlp_init_scale block_out_init_scale block_use_xavier_init conv_use_xavier_init theta
@@ -21,60 +25,46 @@ def lfm2(config: Config) -> Specification:
     features, layers = config.take("hidden_size", int), config.take("num_hidden_layers", int)
     for name in ("block_dim", "conv_dim", "conv_dim_out"):
         config.expect(name, features)
+    config.expect("num_heads", config.take("num_attention_heads", int))
     config.expect("block_use_swiglu", True)
     config.expect("use_pos_enc", True)
     epsilon = config.take("norm_eps", float, 1e-5)
     config.expect("block_norm_eps", epsilon)
     norm = partial(nn.RMSNorm, epsilon=epsilon)
     divided_heads(config)
-    kinds = _kinds(config, layers)
-    sights = all_turned(config, [None] * layers, theta=1e6)
-    heads = config.take("num_attention_heads", int)
-    kv_heads = config.take("num_key_value_heads", int, 8)
-    config.expect("num_heads", heads)
+    known = {"full_attention": True, "conv": False}
+    sights = beside_states(
+        config, all_turned(config, [None] * layers), known, _listed(config, layers)
+    )
     kernel, bias = config.take("conv_L_cache", int, 3), config.take("conv_bias", bool, False)
     if kernel < 2:
         config.refuse("conv_L_cache", kernel, "2 at least")
     hidden = _hidden(config)
     # Where a file has it, the older field counts.
     tied = config.take("tie_embedding", bool, config.take("tie_word_embeddings", bool, True))
-
-    def attention(number: int) -> Any:
-        if kinds[number]:
-            return nn.Attention(features, num_heads=heads, kv_heads=kv_heads, bias=False, norm=norm)
-        return ShortConvolution(features, kernel=kernel, bias=bias)
-
     return specification(
         config,
-        attention=attention,
+        attention={"bias": False, "norm": norm},
+        stateful=lambda number: ShortConvolution(features, kernel=kernel, bias=bias),
         norm=norm,
         feed_forward=lambda number: nn.FeedForward(
             features, hidden, activation="silu", gated=True, bias=False
         ),
-        sights=[
-            sight if attends else Sight(stateful=True)
-            for sight, attends in zip(sights, kinds, strict=True)
-        ],
+        sights=sights,
         tied=tied,
     )
 
 
-def _kinds(config: Config, layers: int) -> list[bool]:
-    """Which layers attend to the tokens before."""
-    every = [*range(layers)]
-    listed = config.raw("full_attn_idxs", every)
-    if not isinstance(listed, list) or not all(type(i) is int and 0 <= i < layers for i in listed):
+def _listed(config: Config, layers: int) -> list[str]:
+    """The kinds of layers by full_attn_idxs, which count where there are no layer_types."""
+    every = range(layers)
+    listed = config.raw("full_attn_idxs", [*every])
+    if not isinstance(listed, list) or not {*map(repr, listed)} <= {*map(repr, every)}:
         config.refuse("full_attn_idxs", listed, f"a list of layers from 0 to {layers - 1}")
-    known = {"full_attention": True, "conv": False}
-    kinds = config.raw("layer_types", [[*known][i not in listed] for i in every])
-    if not isinstance(kinds, list) or len(kinds) != layers or not {*map(str, kinds)} <= {*known}:
-        config.refuse("layer_types", kinds, f"a list of {layers} of {', '.join(known)}")
-    found = [known[kind] for kind in kinds]
-    if "full_attn_idxs" in config.fields and [i for i in every if found[i]] != sorted(listed):
-        config.ignore("full_attn_idxs")  # layer_types count, where both are given
-    if not any(found):
-        config.refuse("layer_types", kinds, "with full_attention in one layer at least")
-    return found
+    kinds = ["full_attention" if i in listed else "conv" for i in every]
+    if config.given("full_attn_idxs") and config.given("layer_types") not in (None, kinds):
+        config.ignore("full_attn_idxs")
+    return kinds
 
 
 def _hidden(config: Config) -> int:

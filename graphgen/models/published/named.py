@@ -17,19 +17,29 @@ def specification(
     config: Config,
     *,
     attention: Mapping[str, Any] | Callable[[int], nn.Attention] | None = None,
+    stateful: Callable[[int], nn.Module] | None = None,
     sights: list[Sight] | None = None,
+    kind: type[nn.Attention] = nn.Attention,
     **own: Any,
 ) -> Specification:
     """The decoder that the fields of Llama's classes describe, with terms of its own.
 
-    `attention` are further options of `nn.Attention`, or what makes another one for each layer.
+    `attention` are further options of `nn.Attention`, or its subclass `kind`, or what makes another
+    one for each layer, and `stateful` makes what stands in its place in layers that keep a state.
     Fields are not read where the family's own terms replace what they say.
     """
+    attends = attention if callable(attention) else _grouped(config, kind, attention or {})
+    layers = all_turned(config, windows(config)) if sights is None else sights
+
+    def mixer(number: int) -> nn.Module:
+        keeps = stateful if layers[number].stateful else None
+        return attends(number) if keeps is None else keeps(number)
+
     given: dict[str, Any] = {
         "vocabulary": config.take("vocab_size", int),
         "features": config.take("hidden_size", int),
-        "layers": all_turned(config, windows(config)) if sights is None else sights,
-        "attention": attention if callable(attention) else _grouped(config, attention or {}),
+        "layers": layers,
+        "attention": mixer,
         "tied": config.take("tie_word_embeddings", bool, absent(config, "tied", False)),
         "norm": own.get("norm") or rms_norm(config),
         "feed_forward": own.get("feed_forward") or feed_forward(config),
@@ -37,7 +47,9 @@ def specification(
     return Specification(**given | own)
 
 
-def _grouped(config: Config, own: Mapping[str, Any]) -> Callable[[int], nn.Attention]:
+def _grouped(
+    config: Config, kind: type[nn.Attention], own: Mapping[str, Any]
+) -> Callable[[int], nn.Attention]:
     """What makes the attention of each layer, with options of its own."""
     features, options = config.take("hidden_size", int), dict(own)
     heads = config.take("num_attention_heads", int)
@@ -46,7 +58,7 @@ def _grouped(config: Config, own: Mapping[str, Any]) -> Callable[[int], nn.Atten
     options["kv_heads"] = kv_heads or heads
     if "bias" not in options:
         options["bias"] = config.take("attention_bias", bool, absent(config, "bias", False))
-    return lambda number: nn.Attention(features, **options)
+    return lambda number: kind(features, **options)
 
 
 def feed_forward(

@@ -1,6 +1,7 @@
 """OLMo 1, 2 and 3 (arXiv 2402.00838, 2501.00656, 2512.13961)."""
 
 from functools import partial
+from typing import Any
 
 from graphgen import nn
 from graphgen.models.published.absent import absent
@@ -44,7 +45,7 @@ def olmo2(config: Config) -> Specification:
 
     OLMo 3 has three local layers, then one that looks to the start, whose angles alone are changed.
     """
-    own = {}
+    own: dict[str, Any] = {}
     if config.model_type == "olmo3":
         layers = config.take("num_hidden_layers", int)
         window = config.optional("sliding_window", int, absent(config, "window"))

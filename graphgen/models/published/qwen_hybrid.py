@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from graphgen import nn, ops
+from graphgen.models.published.absent import absent
 from graphgen.models.published.config import Config
 from graphgen.models.published.delta_net import APART, BY_HEAD, GatedDeltaNet
 from graphgen.models.published.experts import Experts, sizes_of, stacks
@@ -18,8 +19,8 @@ from graphgen.models.published.named import (
     specification,
 )
 from graphgen.models.published.rope import given_parameters
-from graphgen.models.published.specification import Sight, Specification
-from graphgen.models.published.stateful import name_of
+from graphgen.models.published.specification import Specification
+from graphgen.models.published.stateful import beside_states, name_of
 from graphgen.parts import Part
 from graphgen.value import Tensor
 
@@ -43,13 +44,6 @@ def hybrid(config: Config) -> Specification:
     config.ignore("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")  # which guess tokens
     features, layers = config.take("hidden_size", int), config.take("num_hidden_layers", int)
     norm = rms_norm(config, unit_offset=True)
-    attention: dict[str, Any] = {
-        "num_heads": config.take("num_attention_heads", int),
-        "kv_heads": config.take("num_key_value_heads", int, 2 if _next(config) else 4),
-        "head_dim": config.take("head_dim", int, 256),
-        "bias": config.take("attention_bias", bool, False),
-        "norm": norm,
-    }
     delta: dict[str, Any] = {
         "key_heads": config.take("linear_num_key_heads", int, 16),
         "value_heads": config.take("linear_num_value_heads", int, 32),
@@ -64,40 +58,20 @@ def hybrid(config: Config) -> Specification:
     if delta["value_heads"] % delta["key_heads"]:
         problem = f"a multiple of {delta['key_heads']}, linear_num_key_heads"
         config.refuse("linear_num_value_heads", delta["value_heads"], problem)
-    kinds = _kinds(config, layers)
-    given = {n: x for n, x in given_parameters(config).items() if n not in OF_IMAGES}
-    sights = all_turned(config, [None] * layers, partial=0.25, parameters=given)
-
-    def make(number: int) -> Any:
-        kind = GatedAttention if kinds[number] else GatedDeltaNet
-        return kind(features, **(attention if kinds[number] else delta))
-
-    return specification(
-        config,
-        attention=make,
-        norm=norm,
-        feed_forward=_feed_forward(config, features),
-        sights=[
-            sight if attends else Sight(stateful=True)
-            for sight, attends in zip(sights, kinds, strict=True)
-        ],
-    )
-
-
-def _next(config: Config) -> bool:
-    return config.model_type == "qwen3_next"
-
-
-def _kinds(config: Config, layers: int) -> list[bool]:
-    """Which layers attend to the tokens before; every fourth, by default."""
     every = config.take("full_attention_interval", int, 4)
     known = {"linear_attention": False, "full_attention": True}
-    kinds = config.raw("layer_types", [[*known][(i + 1) % every == 0] for i in range(layers)])
-    if not isinstance(kinds, list) or len(kinds) != layers or not {*map(str, kinds)} <= {*known}:
-        config.refuse("layer_types", kinds, f"a list of {layers} of {', '.join(known)}")
-    if "full_attention" not in kinds:
-        config.refuse("layer_types", kinds, "with full_attention in one layer at least")
-    return [known[kind] for kind in kinds]
+    kinds = [[*known][(i + 1) % every == 0] for i in range(layers)]
+    given = {n: x for n, x in given_parameters(config).items() if n not in OF_IMAGES}
+    sights = all_turned(config, [None] * layers, parameters=given)
+    return specification(
+        config,
+        kind=GatedAttention,
+        attention={"norm": norm},
+        stateful=lambda number: GatedDeltaNet(features, **delta),
+        norm=norm,
+        feed_forward=_feed_forward(config, features),
+        sights=beside_states(config, sights, known, kinds),
+    )
 
 
 def _feed_forward(config: Config, features: int) -> Callable[[int], Any]:
@@ -105,18 +79,17 @@ def _feed_forward(config: Config, features: int) -> Callable[[int], Any]:
     if config.model_type == "qwen3_5_text":
         config.expect("mlp_only_layers", [])
         return feed_forward(config, bias=False)
-    options = sizes_of(config, *((512, 10) if _next(config) else (256, 8)))
+    options = sizes_of(config, *absent(config, "experts"))
     hidden = config.take("moe_intermediate_size", int, 512)
     options["shared"] = config.take("shared_expert_intermediate_size", int, 512)
     options["normalized"] = config.take("norm_topk_prob", bool, True)
-    if not _next(config):
+    if config.model_type != "qwen3_next":
         config.expect("norm_topk_prob", True)
         config.expect("decoder_sparse_step", 1)
+        config.expect("mlp_only_layers", [])
     every, dense = config.take("decoder_sparse_step", int, 1), config.raw("mlp_only_layers", [])
     if not isinstance(dense, list) or not all(type(i) is int for i in dense):
         config.refuse("mlp_only_layers", dense, "a list of the numbers of layers")
-    if dense and not _next(config):
-        config.refuse("mlp_only_layers", dense, "empty")
     every_token = feed_forward(config, bias=False) if dense or every > 1 else None
     if every_token is None:
         config.raw("intermediate_size")  # of no layer

@@ -1,15 +1,42 @@
 """What stands in the place of attention, and keeps a state of a fixed size."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from graphgen import nn, ops
 from graphgen.models.published.cache import LAST, LayerCache, Stateful
+from graphgen.models.published.config import Config
+from graphgen.models.published.specification import Sight
 from graphgen.value import Tensor
 
 
 def name_of(stateful: str, attention: str = "self_attn") -> Any:
     """What checkpoints call the part of a layer, by its kind."""
     return lambda layer: stateful if isinstance(layer.attention, Stateful) else attention
+
+
+def beside_states(
+    config: Config,
+    sights: list[Sight],
+    known: Mapping[str, bool],
+    default: list[str],
+    names: Sequence[str] = ("layer_types",),
+) -> list[Sight]:
+    """The sights of those layers that attend; others keep states.
+
+    `known` says of each kind in layer_types whether it attends; `default` are the kinds without it.
+    """
+    name = config.named(*names)
+    kinds = config.raw(name, default)
+    wanted = f"a list of {len(sights)} of {', '.join(known)}"
+    if not isinstance(kinds, list) or len(kinds) != len(sights):
+        config.refuse(name, kinds, wanted)
+    if not {*map(str, kinds)} <= {*known} or not any(known[str(kind)] for kind in kinds):
+        config.refuse(name, kinds, f"{wanted}, and one at least that attends")
+    return [
+        sight if known[kind] else Sight(stateful=True)
+        for sight, kind in zip(sights, kinds, strict=True)
+    ]
 
 
 def convolved(
