@@ -35,6 +35,24 @@ _WAVLM: dict[str, Any] = {
     "max_bucket_distance": 20,
 }
 
+_SWIN: dict[str, Any] = {
+    "model_type": "swin",
+    "image_size": [26, 34],
+    "patch_size": 2,
+    "embed_dim": 8,
+    "depths": [1, 2],
+    "num_heads": [2, 4],
+    "window_size": 4,
+    "num_labels": 3,
+}
+_CONVNEXT: dict[str, Any] = {
+    "model_type": "convnext",
+    "hidden_sizes": [4, 8],
+    "depths": [1, 2],
+    "num_stages": 2,
+    "num_labels": 3,
+}
+
 OTHERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "ettin": ("ModernBertDecoderForCausalLM", "text-generation", _ETTIN),
     "ettin, odd": (
@@ -63,6 +81,18 @@ OTHERS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "audio-classification",
         {**_WAVLM, "feat_extract_norm": "layer", "do_stable_layer_norm": True},
     ),
+    "swin": ("SwinForImageClassification", "image-classification", _SWIN),
+    "swin, whole": (
+        "SwinForImageClassification",
+        "image-classification",
+        {**_SWIN, "image_size": 24, "window_size": 3, "use_absolute_embeddings": True},
+    ),
+    "convnext": ("ConvNextForImageClassification", "image-classification", _CONVNEXT),
+    "convnextv2": (
+        "ConvNextV2ForImageClassification",
+        "image-classification",
+        {**_CONVNEXT, "model_type": "convnextv2"},
+    ),
 }
 """By a name: the class of transformers, the task, and the fields of config.json."""
 
@@ -85,6 +115,10 @@ def inputs(which: str) -> dict[str, np.ndarray]:
         x = np.random.default_rng(0).standard_normal(mask.shape).astype(np.float32) * mask
         masked = fields.get("feat_extract_norm") == "layer"
         return {"input_values": x, **({"attention_mask": mask.astype(np.int64)} if masked else {})}
+    if fields["model_type"].startswith(("swin", "convnext")):
+        size = fields.get("image_size", [31, 40])
+        size = size if isinstance(size, list) else [size, size]
+        return {"pixel_values": np.random.default_rng(0).standard_normal((2, 3, *size), "f")}
     mask = published_decoders.mask()
     ids = np.where(mask == 1, published_decoders.ids() % 34 + 6, fields["pad_token_id"])
     found = {"input_ids": ids, "attention_mask": mask}

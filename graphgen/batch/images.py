@@ -27,6 +27,9 @@ _MODES = {1: "L", 3: "RGB"}
 _WIDE = ("I", "F")
 """How Pillow's modes of more than 8 bits a channel begin; their numbers do not become 0 to 255."""
 
+_WARPED = 384
+"""From this size on, images are resized for ConvNeXt without keeping their proportions."""
+
 _MOST = 1 << 27
 """The largest number of pixels that an image is resized to."""
 
@@ -44,12 +47,21 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "DeiT": {"resample": 3, "size": {"height": 256, "width": 256}, "do_center_crop": True},
     "CLIP": _CLIP,
     "Bit": _CLIP,  # of DINOv2
+    "ConvNext": {"resample": 3, "size": {"shortest_edge": 384}, "default_to_square": False},
 }
 """What each class of transformers does if no field says otherwise."""
 
-_OF_TYPES = {"deit": "DeiT", "dinov2": "Bit", "dinov2_with_registers": "Bit"} | {
-    f"{name.lower()}{part}": name for name in ("CLIP", "Siglip") for part in ("", "_vision_model")
-}
+_OF_TYPES = (
+    {"deit": "DeiT", "dinov2": "Bit", "dinov2_with_registers": "Bit"}
+    | {
+        **dict.fromkeys(("convnext", "convnextv2"), "ConvNext"),
+    }
+    | {
+        f"{name.lower()}{part}": name
+        for name in ("CLIP", "Siglip")
+        for part in ("", "_vision_model")
+    }
+)
 """The class for a model type if no field names one; ViT's for any other."""
 
 _KIND = re.compile(rf"({'|'.join(_DEFAULTS)})(ImageProcessor(Fast|Pil)?|FeatureExtractor)")
@@ -109,11 +121,14 @@ class Images:
                 config.refuse(name, named, f"of {', '.join(_DEFAULTS)}: [...]ImageProcessor")
             elif found[1] != "ViT":
                 kind = found[1]
-        self.defaults = _DEFAULTS[kind]
+        self.defaults, self.shrinks = _DEFAULTS[kind], kind == "ConvNext"
         config.expect("do_pad", False)
         config.expect("use_square_size", False)
-        for name in ("pad_size", "crop_pct"):
-            config.raw(name)
+        config.raw("pad_size")
+        self.share = config.take("crop_pct", float, 224 / 256) if self.shrinks else 1.0
+        if not 0.01 <= self.share <= 1.0:
+            config.refuse("crop_pct", self.share, "from 0.01 to 1")
+        config.raw("crop_pct")  # of ConvNeXt alone
         self.resize = config.take("do_resize", bool, True)
         self._size(config)
         self.filter = config.raw("resample", self.defaults.get("resample", 2))
@@ -141,6 +156,15 @@ class Images:
         cut = config.take("do_center_crop", bool, self.defaults.get("do_center_crop", False))
         if cut and not _sizes(size, "height", "width") and not _sizes(size, "shortest_edge"):
             config.refuse("size", size, "the shortest_edge, or height and width")
+        if self.shrinks:
+            config.expect("do_resize", True)  # it also cuts
+            if not _sizes(size, "shortest_edge") or cut:
+                name = "do_center_crop" if cut else "size"
+                config.refuse(name, cut or size, "absent" if cut else "the shortest_edge alone")
+            # Small images are cut to the middle of larger ones, large ones lose their proportions.
+            edge = size["shortest_edge"]
+            cut, crop = edge < _WARPED, _square(edge)
+            size = {"shortest_edge": int(edge / self.share)} if cut else crop
         last, free = crop if cut else size, self.dims[1:]
         fits = _sizes(last, "height", "width") and all(
             isinstance(own, str) or own == last[name]

@@ -45,6 +45,25 @@ def test_fields_as_transformers_5_saves_them(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found, array[2:6, 2:8])
 
 
+def test_small_images_of_convnext_are_cut_and_large_ones_are_not(tmp_path: Path) -> None:
+    array = np.random.default_rng(0).integers(0, 256, (20, 31, 3), np.uint8)
+    named: dict[str, Any] = {"image_processor_type": "ConvNextImageProcessor", "resample": 2}
+    small = named | {"size": {"shortest_edge": 8}, "crop_pct": 0.75}
+    found = prepared(tmp_path, ["height", "width"], array, **small)
+    whole = np.array(PIL.fromarray(array).resize((15, 10), 2))
+    np.testing.assert_array_equal(found, whole[1:9, 3:11])
+    found = prepared(tmp_path, ["height", "width"], array, **named, size={"shortest_edge": 384})
+    np.testing.assert_array_equal(found, np.array(PIL.fromarray(array).resize((384, 384), 2)))
+    for own, told in (
+        ({"do_resize": False}, "do_resize is False; it must be True"),
+        ({"do_center_crop": True}, "do_center_crop is True; it must be absent"),
+        ({"size": {"height": 8, "width": 8}}, "size is .* the shortest_edge alone"),
+        ({"crop_pct": 0.0}, "crop_pct is 0.0; it must be from 0.01 to 1"),
+    ):
+        with pytest.raises(GraphgenError, match=told):
+            prepared(tmp_path, ["height", "width"], array, **small | own)
+
+
 @pytest.mark.parametrize(("size", "resized"), [((20, 31), (12, 8)), ((31, 20), (8, 12))])
 def test_the_shortest_edge_is_resized(
     size: tuple[int, int], resized: tuple[int, int], tmp_path: Path

@@ -43,7 +43,10 @@ def test_numbers_of_transformers(which: str, tmp_path: Path) -> None:
         past = np.zeros((3, given["num_attention_heads"], 0, 8), np.float32)
         names = [f"past_key_values.{i}.{kind}" for i in range(layers) for kind in ("key", "value")]
         feeds |= dict.fromkeys(names, past)
-    found, *_ = run_plain(model, feeds)
+    outputs = [x.name for x in model.graph.outputs]
+    results = dict(zip(outputs, run_plain(model, feeds), strict=True))
+    found = results.get("last_hidden_state", results.get("logits"))
+    assert found is not None
     assert relative_rms(kept(which, RESULTS[which]), kept(which, found)) < 1e-5
 
 
@@ -58,6 +61,12 @@ def test_numbers_of_transformers(which: str, tmp_path: Path) -> None:
         ("esm", "rope_scaling", {"factor": 2.0}, "rope_scaling is .*; it must be absent"),
         ("wavlm", "num_buckets", 200, "num_buckets is 200; it must be 4 or more"),
         ("wavlm", "adapter_attn_dim", 4, "adapter_attn_dim is 4; it must be absent"),
+        ("swin", "window_size", 14, "window_size is 14; it must be at most 13, the smallest grid"),
+        ("swin", "image_size", 27, "image_size is .*; it must be whole"),
+        ("swin", "num_heads", [2, 3], "num_heads is .*; it must be 3 a divisor of 16"),
+        ("swin", "depths", "2", "depths is '2'; it must be a list of sizes"),
+        ("convnext", "depths", [1], "depths is .*; it must be 2 sizes, as hidden_sizes has"),
+        ("convnext", "num_stages", 4, "num_stages is 4; it must be 2"),
     ],
 )
 def test_what_is_refused(which: str, field: str, value: Any, told: str) -> None:

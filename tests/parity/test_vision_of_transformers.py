@@ -215,6 +215,8 @@ def test_a_tower_alone(which: str, older: bool, tmp_path: Path) -> None:
         ),
         ("DeiT", {"size": {"height": 26, "width": 31}, "crop_size": 24}, (24, 24)),
         ("Siglip", {"size": {"height": 20, "width": 30}}, (20, 30)),
+        ("ConvNext", {"size": {"shortest_edge": 33}, "crop_pct": 0.9}, (33, 33)),
+        ("ConvNext", {"size": {"shortest_edge": 384}}, (384, 384)),
     ],
 )
 @pytest.mark.parametrize("free", [False, True])
