@@ -369,6 +369,13 @@ def test_a_vocabulary_of_merges_stays_one(pre: str, tmp_path: Path) -> None:
         ("gpt-4o", "Hello World's ĠIT's Ġ 123 4 Ġa /b"),
         ("tekken", "Hello World 's ĠIT 's Ġ 1 2 3 4 Ġa /b"),
         ("llama3", "HelloWorld 's ĠIT 's Ġ 123 4 Ġa /b"),
+        ("minimax-m2", "Hello World's ĠIT's Ġ 123 4 Ġa /b"),
+        ("seed-coder", "HelloWorld 's ĠIT 's Ġ 1 2 3 4 Ġa /b"),
+        ("deepseek-v3", "HelloWorld 's ĠIT 's Ġ 123 4 Ġa /b"),
+        ("deepseek-coder", "HelloWorld ' s ĠIT ' s Ġ 1 2 3 4 Ġa / b"),
+        ("kimi-k2", "Hello World's ĠIT's Ġ 123 4 Ġa /b"),
+        ("bloom", "HelloWorld's ĠIT's Ġ1234 Ġa/b"),
+        ("exaone4", "HelloWorld 's ĠIT 's Ġ1234 Ġa / b"),
     ],
 )
 def test_texts_are_cut_as_where_their_vocabulary_was_learned(pre: str, parts: str) -> None:
@@ -376,6 +383,17 @@ def test_texts_are_cut_as_where_their_vocabulary_was_learned(pre: str, parts: st
     how = {"pre_tokenizer": {"type": "Sequence", "pretokenizers": SPLITS[pre]}, "model": model}
     cut: Any = Tokenizer.from_str(json.dumps(how)).pre_tokenizer
     assert " ".join(part for part, _ in cut.pre_tokenize_str("HelloWorld's IT's 1234 a/b")) == parts
+
+
+@pytest.mark.parametrize(
+    ("pre", "parts"),
+    [("kimi-k2", ["日本", "a", "語", "テスト́"]), ("deepseek-v3", ["日本", "a", "語テスト", "́"])],
+)
+def test_characters_of_some_scripts_are_apart(pre: str, parts: list[str]) -> None:
+    model = {"type": "BPE", "vocab": {}, "merges": []}
+    how = {"pre_tokenizer": {"type": "Sequence", "pretokenizers": SPLITS[pre][:-1]}, "model": model}
+    cut: Any = Tokenizer.from_str(json.dumps(how)).pre_tokenizer
+    assert [part for part, _ in cut.pre_tokenize_str("日本a語テスト́")] == parts
 
 
 def test_a_file_that_does_not_say_how_texts_are_cut(tmp_path: Path) -> None:

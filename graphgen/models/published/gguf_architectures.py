@@ -23,6 +23,7 @@ from graphgen.models.published.gguf_architecture import (
     turned,
     without_mamba,
 )
+from graphgen.models.published.gguf_encoders import ENCODERS
 from graphgen.models.published.gguf_experts import COUNT, ROUTED
 from graphgen.models.published.gguf_near_llama import AFTER, NEAR
 from graphgen.models.published.gguf_older import OLDER
@@ -157,5 +158,6 @@ ARCHITECTURES = {
     **OLDER,
     **ROUTED,
     **CHOSEN,
+    **ENCODERS,
 }
 """By model_type."""

@@ -14,6 +14,7 @@ from graphgen.models.published.gguf import Gguf, open_gguf
 from graphgen.models.published.gguf_fields import pooling_of
 from graphgen.models.published.gguf_names import config_fields
 from graphgen.models.published.gguf_splits import NFC, PLAIN, SPLITS, WHOLE
+from graphgen.models.published.gguf_words import MARK, word_pieces
 from graphgen.models.published.sentence_modules import entry
 
 _FIELD = "tokenizer.ggml."
@@ -58,7 +59,8 @@ def _generation(file: Gguf) -> dict[str, Any]:
 def tokenizer_files(file: Gguf) -> dict[str, dict[str, Any]]:
     """tokenizer.json and tokenizer_config.json; nothing for a file without a vocabulary.
 
-    Byte-level BPE (gpt2), and SentencePiece's BPE (llama), whose merges follow from the scores.
+    Byte-level BPE (gpt2), SentencePiece's BPE (llama), whose merges follow from the scores, and
+    WordPiece (bert).
     Raises GraphgenError for others, and for fields that do not fit together.
     """
     own = {n.removeprefix(_FIELD): x for n, x in file.fields.items() if n.startswith(_FIELD)}
@@ -67,7 +69,7 @@ def tokenizer_files(file: Gguf) -> dict[str, dict[str, Any]]:
         pre = "gpt-2"  # the oldest files do not say; those of other models had it wrong
     if kind in (None, "none") or tokens is None:
         return {}
-    known = {"llama": [None], "gpt2": list(SPLITS)}
+    known = {"llama": [None], "gpt2": list(SPLITS), "bert": [None]}
     if kind not in list(known) or (kind == "gpt2" and pre not in list(SPLITS)):
         name = f"{_FIELD}pre is {pre!r:.40}" if kind == "gpt2" else f"{_FIELD}model is {kind!r:.40}"
         supported = ", ".join(SPLITS if kind == "gpt2" else known)
@@ -80,14 +82,22 @@ def tokenizer_files(file: Gguf) -> dict[str, dict[str, Any]]:
         raise GraphgenError(f"{file.path}: {_FIELD}tokens or scores are missing; give --like DIR")
     vocabulary = {token: i for i, token in enumerate(tokens)}
     special = np.zeros(len(tokens), int) if types is None else types
+    mark = MARK if kind == "bert" else ""
     whole = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     added = [
-        {"id": int(i), "content": tokens[i], **whole, "special": bool(special[i] != _OWN)}
+        {
+            "id": int(i),
+            "content": tokens[i].removeprefix(mark),
+            **whole,
+            "special": bool(special[i] != _OWN),
+        }
         for i in np.flatnonzero(np.isin(special, [_UNKNOWN, _CONTROL, _OWN]))
         if tokens[i]
     ]
     named = {n: _token(file, own, tokens, n) for n in ("bos", "eos", "unknown", "padding")}
     parts = _pieces(own, vocabulary, scores, special, named["unknown"]) if kind == "llama" else None
+    if kind == "bert":
+        parts = word_pieces(file.path, own, special)
     made: dict[str, Any] = {
         "version": "1.0",
         "truncation": None,
@@ -96,11 +106,11 @@ def tokenizer_files(file: Gguf) -> dict[str, dict[str, Any]]:
         **(parts or _bytes(file, own, vocabulary, str(pre))),
     }
     begins = own.get("add_bos_token", kind == "llama" or pre in WHOLE)
-    made["post_processor"] = _post(
-        named["bos"] if begins else None,
-        named["eos"] if own.get("add_eos_token", False) else None,
-        vocabulary,
+    around = (
+        (begins and named["bos"]) or None,
+        (own.get("add_eos_token") and named["eos"]) or None,
     )
+    made.setdefault("post_processor", _post(*around, vocabulary))
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
     names = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
     config |= {names[n]: token for n, token in named.items() if token is not None}
