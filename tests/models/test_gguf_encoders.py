@@ -62,11 +62,11 @@ def vocabulary(words: list[str]) -> dict[str, Any]:
 
 
 def write(path: Path, kind: str, given: dict[str, Any], weights: dict[str, Any]) -> None:
-    """A file of an encoder."""
-    arch = kind.replace("_", "-")
+    """A file of an encoder; RoBERTa's have no rows for padding and what is before it."""
+    arch, before = {"nomic_bert": "nomic-bert"}.get(kind, "bert"), 2 * (kind == "xlm-roberta")
     own = {
         "block_count": given["num_hidden_layers"],
-        "context_length": given["max_position_embeddings"],
+        "context_length": given["max_position_embeddings"] - before,
         "embedding_length": given["hidden_size"],
         "feed_forward_length": given["intermediate_size"],
         "attention.head_count": given["num_attention_heads"],
@@ -77,29 +77,33 @@ def write(path: Path, kind: str, given: dict[str, Any], weights: dict[str, Any])
     own |= {"rope.freq_base": 1000.0} if kind == "nomic_bert" else {}
     tensors = {}
     for name, w in weights.items():
-        base, _, last = name.removeprefix(f"{kind}.").rpartition(".")
+        base, _, last = name.removeprefix(f"{kind.removeprefix('xlm-')}.").rpartition(".")
         parts = base.split(".")
         number = next((part for part in parts if part.isdigit()), None)
         if number is None:
             named = OUTSIDE[base]
         else:
             named = f"blk.{number}.{INSIDE[base.partition(f'.{number}.')[2]]}"
+        w = w[before:] if named == "position_embd" else w
         tensors[f"{named}.{last}"] = ("F32", w.shape, w.astype("<f4").tobytes())
     fields = {f"{arch}.{name}": x for name, x in own.items()} | vocabulary(WORDS)
     gguf(path, {"general.architecture": arch, **fields}, tensors)
 
 
-@pytest.mark.parametrize("kind", ["bert", "nomic_bert"])
+@pytest.mark.parametrize("kind", ["bert", "nomic_bert", "xlm-roberta"])
 def test_a_file_gives_the_vectors_of_its_checkpoint(kind: str, tmp_path: Path) -> None:
     given = encoder("nomic_bert") | {"model_type": kind, "vocab_size": len(WORDS)}
+    given |= {"type_vocab_size": 1, "layer_norm_eps": 1e-12} if "roberta" in kind else {}
     task = "feature-extraction"
     floats = random_checkpoint(tmp_path / "floats", given, task)
     weights = {w.name: w.read() for w in read_header(floats / "model.safetensors")}
     write(tmp_path / "model.gguf", kind, given, weights)
     built = gg.build_folder(tmp_path / "model.gguf", tmp_path / "out")
-    ids = np.random.default_rng(0).integers(0, len(WORDS), (2, 7))
+    ids = np.random.default_rng(0).integers(2, len(WORDS), (2, 7))
+    ids[0, 5:] = 1
     feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
-    feeds["token_type_ids"] = np.zeros_like(ids)
+    if "roberta" not in kind:
+        feeds["token_type_ids"] = np.zeros_like(ids)
     feeds["attention_mask"][0, 5:] = 0
     whole = run_plain(from_folder(floats, task=task).model, feeds)[0]
     states, found = run_plain(gg.load(built.output / "onnx" / "model.onnx"), feeds)
@@ -107,9 +111,8 @@ def test_a_file_gives_the_vectors_of_its_checkpoint(kind: str, tmp_path: Path) -
     mean = np.stack([states[0, :5].mean(0), states[1].mean(0)])
     assert relative_rms(mean / np.linalg.norm(mean, axis=1, keepdims=True), found) <= 1e-6
     file = open_gguf(tmp_path / "model.gguf")
-    causal = file._replace(
-        fields={**file.fields, f"{kind.replace('_', '-')}.attention.causal": True}
-    )
+    arch = file.fields["general.architecture"]
+    causal = file._replace(fields={**file.fields, f"{arch}.attention.causal": True})
     with pytest.raises(GraphgenError, match=r"attention.causal \(True\) is not supported"):
         config_fields(causal)
 
@@ -158,3 +161,43 @@ def test_words_are_cut_as_by_the_tokenizer_of_the_vocabulary(tmp_path: Path) -> 
     gguf(tmp_path / "c.gguf", vocabulary(WORDS) | {f"{OWN}cls_token_id": 999}, {})
     with pytest.raises(GraphgenError, match=r"has no token for \[CLS\]"):
         tokenizer_files(open_gguf(tmp_path / "c.gguf"))
+
+
+def test_pieces_with_scores_are_cut_as_likely_as_can_be(tmp_path: Path) -> None:
+    pieces = [
+        "<s>",
+        "<pad>",
+        "</s>",
+        "<unk>",
+        "\u2581",
+        "\u2581a",
+        "b",
+        "ab",
+        "\u2581ab",
+        "c",
+        "bc",
+    ]
+    scores = [0.0, 0.0, 0.0, 0.0, -2.0, -2.5, -3.0, -3.25, -5.0, -3.0, -3.5]
+    own = {"model": "t5", "pre": "default", "tokens": pieces, "scores": scores}
+    own |= {"token_type": [3, 3, 3, 2] + [1] * 7, "unknown_token_id": 3, "bos_token_id": 0}
+    own |= {"eos_token_id": 2, "add_bos_token": True, "add_eos_token": True}
+    own |= {"add_space_prefix": True, "remove_extra_whitespaces": True}
+
+    def read(arch: str, **more: Any) -> dict[str, Any]:
+        fields = {f"{OWN}{n}": x for n, x in (own | more).items() if x is not None}
+        gguf(tmp_path / "a.gguf", {"general.architecture": arch, **fields}, {})
+        return tokenizer_files(open_gguf(tmp_path / "a.gguf"))
+
+    made = Tokenizer.from_str(json.dumps(read("bert")["tokenizer.json"]))
+    # "abc" is -2.5 - 3.5 as a + bc, -5 - 3 as ab + c, and -2 - 3.25 - 3 as mark + ab + c.
+    assert made.encode(" abc  b ").tokens == ["<s>", "\u2581a", "bc", "\u2581", "b", "</s>"]
+    assert made.encode("x").ids == [0, 4, 3, 2]
+    plain = read("t5", add_bos_token=None, add_eos_token=None)["tokenizer.json"]
+    assert Tokenizer.from_str(json.dumps(plain)).encode("b").tokens == ["\u2581", "b", "</s>"]
+    for arch, more, told in (
+        ("bert", {"add_bos_token": None}, "does not say which tokens are put around texts"),
+        ("t5", {"add_space_prefix": False}, r"add_space_prefix is not true"),
+        ("t5", {"unknown_token_id": None}, "has no unknown token"),
+    ):
+        with pytest.raises(GraphgenError, match=told):
+            read(arch, **more)

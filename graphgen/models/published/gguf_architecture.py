@@ -12,7 +12,7 @@ from graphgen.safetensors import Weight
 Derive: TypeAlias = Callable[[dict[str, Any], Collection[str]], dict[str, Any]]
 Finish: TypeAlias = Callable[[dict[str, Weight], Mapping[str, Any]], dict[str, Weight]]
 Order: TypeAlias = Callable[[int, int, int], Array]
-When: TypeAlias = Callable[[Mapping[str, Any], Collection[str]], bool]
+When: TypeAlias = Callable[[Mapping[str, Any], Mapping[str, Weight]], bool]
 HEADS, WINDOW = "attention.head_count", "attention.sliding_window"
 PATTERN = f"{WINDOW}_pattern"
 
@@ -51,7 +51,7 @@ class Architecture:
 
     Args:
         when: Whether a file is of this model type, where several have the name: by its fields and
-            the names of its tensors.
+            its tensors.
         layer: What the parts of a layer, such as attn_q, are called in a checkpoint's layer; with
             {} for several tensors: rows of one, or the matrices of experts. A part with its ending,
             such as attn_sinks.weight, has a name without one.

@@ -14,11 +14,18 @@ from graphgen.models.published.gguf import Gguf, open_gguf
 from graphgen.models.published.gguf_fields import pooling_of
 from graphgen.models.published.gguf_names import config_fields
 from graphgen.models.published.gguf_splits import NFC, PLAIN, SPLITS, WHOLE
-from graphgen.models.published.gguf_words import MARK, word_pieces
+from graphgen.models.published.gguf_words import (
+    CONTROL,
+    MARK,
+    OWN_TYPE,
+    UNKNOWN,
+    likely_pairs,
+    unigram,
+    word_pieces,
+)
 from graphgen.models.published.sentence_modules import entry
 
 _FIELD = "tokenizer.ggml."
-_UNKNOWN, _CONTROL, _OWN, _BYTE = 2, 3, 4, 6  # types
 
 
 @contextmanager
@@ -59,8 +66,8 @@ def _generation(file: Gguf) -> dict[str, Any]:
 def tokenizer_files(file: Gguf) -> dict[str, dict[str, Any]]:
     """tokenizer.json and tokenizer_config.json; nothing for a file without a vocabulary.
 
-    Byte-level BPE (gpt2), SentencePiece's BPE (llama), whose merges follow from the scores, and
-    WordPiece (bert).
+    Byte-level BPE (gpt2), SentencePiece's BPE (llama), whose merges follow from the scores, its
+    Unigram (t5), and WordPiece (bert).
     Raises GraphgenError for others, and for fields that do not fit together.
     """
     own = {n.removeprefix(_FIELD): x for n, x in file.fields.items() if n.startswith(_FIELD)}
@@ -69,7 +76,7 @@ def tokenizer_files(file: Gguf) -> dict[str, dict[str, Any]]:
         pre = "gpt-2"  # the oldest files do not say; those of other models had it wrong
     if kind in (None, "none") or tokens is None:
         return {}
-    known = {"llama": [None], "gpt2": list(SPLITS), "bert": [None]}
+    known = {"llama": [None], "gpt2": list(SPLITS), "bert": [None], "t5": [None]}
     if kind not in list(known) or (kind == "gpt2" and pre not in list(SPLITS)):
         name = f"{_FIELD}pre is {pre!r:.40}" if kind == "gpt2" else f"{_FIELD}model is {kind!r:.40}"
         supported = ", ".join(SPLITS if kind == "gpt2" else known)
@@ -77,8 +84,12 @@ def tokenizer_files(file: Gguf) -> dict[str, dict[str, Any]]:
             f"{file.path}: {name}; supported are {supported}: give --like DIR, a folder with the "
             "config.json and the tokenizer.json of the model"
         )
+    encoder = file.fields.get("general.architecture") == "bert"
+    if kind == "t5" and encoder and not {"add_bos_token", "add_eos_token"} <= own.keys():
+        problem = "does not say which tokens are put around texts"
+        raise GraphgenError(f"{file.path} {problem}; give --like DIR, or convert the model again")
     types, scores = (_numbers(file, own, name) for name in ("token_type", "scores"))
-    if not isinstance(tokens, list) or (kind == "llama" and scores is None):
+    if not isinstance(tokens, list) or (kind in ("llama", "t5") and scores is None):
         raise GraphgenError(f"{file.path}: {_FIELD}tokens or scores are missing; give --like DIR")
     vocabulary = {token: i for i, token in enumerate(tokens)}
     special = np.zeros(len(tokens), int) if types is None else types
@@ -89,15 +100,20 @@ def tokenizer_files(file: Gguf) -> dict[str, dict[str, Any]]:
             "id": int(i),
             "content": tokens[i].removeprefix(mark),
             **whole,
-            "special": bool(special[i] != _OWN),
+            "special": bool(special[i] != OWN_TYPE),
         }
-        for i in np.flatnonzero(np.isin(special, [_UNKNOWN, _CONTROL, _OWN]))
+        for i in np.flatnonzero(np.isin(special, [UNKNOWN, CONTROL, OWN_TYPE]))
         if tokens[i]
     ]
     named = {n: _token(file, own, tokens, n) for n in ("bos", "eos", "unknown", "padding")}
-    parts = _pieces(own, vocabulary, scores, special, named["unknown"]) if kind == "llama" else None
-    if kind == "bert":
-        parts = word_pieces(file.path, own, special)
+    parts = (
+        likely_pairs(own, vocabulary, scores, special, named["unknown"])
+        if kind == "llama"
+        else None
+    )
+    if kind in ("bert", "t5"):
+        args = (file.path, own)
+        parts = word_pieces(*args, special) if kind == "bert" else unigram(*args, scores)
     made: dict[str, Any] = {
         "version": "1.0",
         "truncation": None,
@@ -106,11 +122,9 @@ def tokenizer_files(file: Gguf) -> dict[str, dict[str, Any]]:
         **(parts or _bytes(file, own, vocabulary, str(pre))),
     }
     begins = own.get("add_bos_token", kind == "llama" or pre in WHOLE)
-    around = (
-        (begins and named["bos"]) or None,
-        (own.get("add_eos_token") and named["eos"]) or None,
-    )
-    made.setdefault("post_processor", _post(*around, vocabulary))
+    ends = own.get("add_eos_token", kind == "t5")
+    begin, end = (named[n] if put else None for n, put in (("bos", begins), ("eos", ends)))
+    made.setdefault("post_processor", _post(begin, end, vocabulary))
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
     names = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
     config |= {names[n]: token for n, token in named.items() if token is not None}
@@ -153,35 +167,6 @@ def _bytes(file: Gguf, own: dict[str, Any], vocabulary: dict[str, int], pre: str
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": SPLITS[pre]},
         "decoder": PLAIN,
         "model": model,
-    }
-
-
-def _pieces(
-    own: dict[str, Any], vocabulary: dict[str, int], scores: Any, types: Any, unknown: str | None
-) -> dict[str, Any]:
-    """SentencePiece joins the neighbors whose piece has the highest score, the first of equals."""
-    plain = {
-        token for token, i in vocabulary.items() if types[i] not in (_UNKNOWN, _CONTROL, _BYTE)
-    }
-    merges = []
-    for token in plain:
-        cuts = ((token[:i], token[i:]) for i in range(1, len(token)))
-        pairs = [(a, b) for a, b in cuts if a in plain and b in plain]
-        pairs.sort(key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
-        merges.append((-float(scores[vocabulary[token]]), vocabulary[token], pairs))
-    pairs = [pair for *_, found in sorted(merges) for pair in found]
-    space = own.get("add_space_prefix", True)
-    first = [{"type": "Prepend", "prepend": "▁"}] if space else []
-    swap = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
-    back = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
-    last = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if space else []
-    model = {"type": "BPE", "vocab": vocabulary, "merges": pairs, "unk_token": unknown}
-    decoders = [back, {"type": "ByteFallback"}, {"type": "Fuse"}, *last]
-    return {
-        "normalizer": {"type": "Sequence", "normalizers": [*first, swap]},
-        "pre_tokenizer": None,
-        "decoder": {"type": "Sequence", "decoders": decoders},
-        "model": {**model, "fuse_unk": True, "byte_fallback": bool((types == _BYTE).any())},
     }
 
 
