@@ -80,7 +80,7 @@ def _first_call(decoder: ir.Model) -> None:
     fold_constants(decoder, 1, lambda node: bool(subgraphs_of(node)) or None)
     tidy(decoder)
     read = {value for node in nodes_of(graph) for value in node.inputs}  # not in a branch that went
-    for value in [v for v in graph.inputs if str(v.name).startswith(PAST) and v not in read]:
+    for value in [v for v in graph.inputs if PAST.match(str(v.name)) and v not in read]:
         graph.inputs.remove(value)
 
 

@@ -1,6 +1,7 @@
 """Losses with a name and options, of an output and of what it should be."""
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -241,7 +242,7 @@ def _labels(loss: Loss, tape: Tape, dtype: ir.DataType | None, dims: Sequence[An
 
 
 def _choose_output(outputs: dict[str, ir.Value], name: str | None) -> ir.Value:
-    floats = [n for n, v in outputs.items() if is_float(v) and not n.startswith("present.")]
+    floats = [n for n, v in outputs.items() if is_float(v) and not re.match(r"present[._]", n)]
     if name is None and len(floats) == 1:
         return outputs[floats[0]]
     if name in floats:

@@ -1,5 +1,6 @@
 """Decoders that read whole rows: what is trained has no cache."""
 
+import re
 from collections.abc import Collection
 
 import numpy as np
@@ -11,40 +12,43 @@ from graphgen.ops.layout import dim
 from graphgen.record import recording
 from graphgen.value import adopt
 
-PAST = "past_key_values."
+PAST = re.compile(r"past_(key_values|conv|recurrent|ssm)\.")
+"""The inputs of a cache; those but the first are states, of a fixed size."""
 
 
 def without_past(model: ir.Model) -> None:
-    """Give a decoder's cache, its inputs past_key_values.*, no positions: they are no inputs then.
+    """Give a decoder's cache, its inputs `PAST`, no positions, and zeros for states.
 
-    Nothing happens to a model whose caches are not float[batch, heads, length, features] with
-    known heads and features and one batch, in which no other input has their batch, or which has
-    what an encoder made among them: without that it would attend to nothing.
+    They are no inputs then. Nothing happens to a model whose caches are not float[batch, heads,
+    length, features] with known heads and features and one batch, or states not float[batch, ...]
+    of known sizes, in which no other input has their batch, or which has what an encoder made among
+    them: without that it would attend to nothing.
     """
     graph = model.graph
-    past = {v: [*(v.shape or ())] for v in graph.inputs if str(v.name).startswith(PAST)}
+    past = {v: [*(v.shape or ())] for v in graph.inputs if PAST.match(str(v.name))}
     batches = {str(sizes[0]) for sizes in past.values() if sizes}
     if len(batches) != 1 or any(".encoder." in str(v.name) for v in past) or not len(graph):
         return
     rows = next(
         (v for v in graph.inputs if v not in past and v.shape and str(v.shape[0]) in batches), None
     )
+    grown = {v for v in past if str(v.name).startswith("past_key_values.")}
     known = all(
-        len(s) == 4
-        and isinstance(s[1], int)
-        and not isinstance(s[2], int)
-        and isinstance(s[3], int)
-        for s in past.values()
+        [isinstance(d, int) for d in s[1:]]
+        == ([True, False, True] if v in grown else [True] * len(s[1:]))
+        for v, s in past.items()
     )
     if rows is None or not known:
         return
-    lengths = {str(sizes[2]) for sizes in past.values()}
+    lengths = {str(past[v][2]) for v in grown}
     with recording(context=infer_model(model)) as tape:
         made = {}
-        for value, (_, heads, _, features) in past.items():
+        for value, (_, *sizes) in past.items():
             assert value.dtype is not None
-            empty = np.zeros((1, heads, 0, features), value.dtype.numpy())
-            made[value] = tape.operand(ops.expand(empty, [dim(adopt(rows), 0), 1, 1, 1]))
+            numbers = [d if isinstance(d, int) else 0 for d in sizes]
+            empty = np.zeros((1, *numbers), value.dtype.numpy())
+            ones = [1] * len(numbers)
+            made[value] = tape.operand(ops.expand(empty, [dim(adopt(rows), 0), *ones]))
         graph.insert_before(graph[0], tape.nodes)
         register_constants(graph, tape.constants.values())
         tape.kept = True
