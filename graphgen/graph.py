@@ -39,6 +39,9 @@ NAMES_OF = "graphgen.names_of"
 """In a graph's meta: a function from a part of what the graph was made of, such as one of its
 modules, to the names of the part's weights, or None if it is no such part."""
 
+HELD = "graphgen.held"
+"""Metadata of an Identity that detaches: ""; of a Gather: the row that no gradient reaches."""
+
 ORIGIN = "graphgen.origin"
 """Model metadata: what is known of its weights where they were made; a JSON object with `frozen`,
 why some are not trained by default, and `tied`, their other names; each by their names here."""

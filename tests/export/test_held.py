@@ -1,11 +1,14 @@
 """What torch gives no gradient has none here: what it detaches, and the row that pads."""
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
 
 import graphgen as gg
-from graphgen.passes.training.held import HELD
+from graphgen.graph import HELD
+from graphgen.models.published import from_folder
 
 
 @pytest.mark.parametrize("held", [False, True])
@@ -37,3 +40,14 @@ def test_no_gradient_reaches_what_is_held(tmp_path, held):
     np.testing.assert_allclose(session.gradients["w"], wanted, atol=1e-6)
     whole = x.T @ (g * h * (1 if held else 2))
     np.testing.assert_allclose(session.gradients["v"], whole, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows"), [("bert", {"encoder.embedding.weight": "0"}), ("t5", {})]
+)
+def test_the_row_that_pads_is_held_in_a_folder(kind, rows):
+    """As the `padding_idx` of transformers' tables; T5's have none."""
+    folder = Path(__file__).parents[1] / f"fixtures/{kind}_checkpoint"
+    for model in from_folder(folder).models.values():
+        found = [node for node in model.graph.all_nodes() if HELD in node.metadata_props]
+        assert {str(n.inputs[0].name): n.metadata_props[HELD] for n in found} == rows

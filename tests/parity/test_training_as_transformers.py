@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import graphgen as gg
+from graphgen.commands import main
 
 torch = pytest.importorskip("torch", reason="needs torch: make parity")
 transformers = pytest.importorskip("transformers", reason="needs transformers: make parity")
@@ -193,3 +194,73 @@ def test_what_decays_is_what_decays_in_trainer(kind: str, task: str, tmp_path: P
     table = gg.artifacts(tmp_path / "built" / graph, tmp_path / "art", **options)
     decay = [w for w in table if w.trained and optimizer.setting(w.name).weight_decay]
     assert sum(np.prod(w.shape) for w in decay) == sum(sizes.get(n, 0) for n in theirs)
+
+
+SMALL = {"vocab_size": 40, "max_position_embeddings": 32}
+BLOCK = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+BLOCK |= {"intermediate_size": 24, **SMALL}
+STILL = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)
+TOKENS = {"pad_token_id": 2, "eos_token_id": 3}
+SIDES = {
+    f"{side}_{name}": value
+    for side in ("encoder", "decoder")
+    for name, value in (("layers", 1), ("attention_heads", 2), ("ffn_dim", 24))
+}
+SIDES |= {"d_model": 16, "dropout": 0.0, "decoder_start_token_id": 2, "decoder_vocab_size": 40}
+PADDED: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "roberta": ("question-answering", "QuestionAnswering", BLOCK | STILL),
+    "llama": ("text-generation", "CausalLM", {**BLOCK, **TOKENS, "tie_word_embeddings": True}),
+    "marian": ("text2text-generation", "Seq2SeqLM", SMALL | SIDES | TOKENS),
+}
+
+
+@pytest.mark.parametrize("kind", PADDED)
+def test_no_gradient_reaches_the_row_that_pads(kind: str, tmp_path: Path) -> None:
+    """Where padding counts in the loss: all places of an answer, the token between texts."""
+    task, auto, fields = PADDED[kind]
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(kind, attn_implementation="eager", **fields)
+    model = getattr(transformers, f"AutoModelFor{auto}").from_config(config)
+    with torch.no_grad():
+        for parameter in filter(lambda p: p.requires_grad, model.parameters()):
+            parameter.normal_(std=0.3)  # the row that pads, too
+    model.save_pretrained(tmp_path / "source")
+    assert main(["build", str(tmp_path / "source"), "-o", str(tmp_path / "m"), "--task", task]) == 0
+    random, pad = np.random.default_rng(0), config.pad_token_id
+    ids = random.integers(4, 40, (4, 7))
+    ids[:, 4] = pad
+    batch = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+    how: dict[str, Any] = {"optimizer": gg.AdamW(weight_decay=0.0)}
+    if task == "question-answering":
+        ids[1:, 4:] = pad
+        batch["attention_mask"] = (ids != pad).astype(np.int64)
+        places = {f"{part}_positions": random.integers(0, 4, 4) for part in ("start", "end")}
+        how["loss"] = [
+            gg.Loss("cross_entropy", output=f"{p}_logits", labels=f"{p}_positions", factor=0.5)
+            for p in ("start", "end")
+        ]
+        batch |= places | {"token_type_ids": np.zeros_like(ids)}
+        theirs = batch
+    elif task == "text-generation":
+        labels = np.concatenate([ids[:, 1:], np.full((4, 1), -100)], 1)
+        theirs = {**batch, "labels": ids}
+        batch |= {"position_ids": np.arange(7)[None].repeat(4, 0), "labels": labels}
+    else:
+        labels = random.integers(4, 40, (4, 5))
+        theirs = {**batch, "labels": labels}
+        start = np.full((4, 1), pad)
+        batch |= {"decoder_input_ids": np.concatenate([start, labels[:, :-1]], 1)}
+        batch |= {"labels": labels}
+    source: Any = tmp_path / "m" / "onnx" / "model.onnx"
+    gg.artifacts(source if source.exists() else tmp_path / "m", tmp_path / "art", **how)
+    trainer = gg.Trainer(tmp_path / "art", schedule=gg.schedule.constant(1e-2), threads=1)
+    batch = {name: x for name, x in batch.items() if name in trainer.inputs}
+    history = trainer.fit([batch] * 20, progress=False)
+    adam, losses = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0), []
+    for _ in history:
+        loss = model(**{name: torch.tensor(x) for name, x in theirs.items()}).loss
+        loss.backward()
+        adam.step()
+        adam.zero_grad()
+        losses.append(loss.item())
+    np.testing.assert_allclose([line["loss"] for line in history], losses, 1e-4, 1e-6)

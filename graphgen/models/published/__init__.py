@@ -13,7 +13,7 @@ from graphgen.bits import KEPT, STACKED
 from graphgen.display import on_screen
 from graphgen.errors import GraphgenError, near
 from graphgen.files import present
-from graphgen.models.published.back import STORED, note, note_held
+from graphgen.models.published.back import STORED, note
 from graphgen.models.published.cache import in_dtype
 from graphgen.models.published.config import Config
 from graphgen.models.published.families import FAMILIES as FAMILIES, find_family as find_family
@@ -34,6 +34,7 @@ from graphgen.models.published.sentence import (
 )
 from graphgen.models.published.seq2seq import DECODER, ENCODER, CrossAttention
 from graphgen.models.published.stored import check_files, stored_in
+from graphgen.models.published.untrained import note_held
 from graphgen.models.published.weights import stored_names
 from graphgen.nn.attention import Attention
 from graphgen.nn.module import build, members
@@ -151,7 +152,7 @@ def from_folder(
     asked = config.asked or any(part.asked for part in config.parts.values())
     noted = note(task, family.current(stored), asked=asked, bare=bare)
     for model in models.values():
-        note_held(family, module, model)
+        note_held(family, config, module, model)
         note_modules(family, model, names)
         model.metadata_props[STORED] = noted
     again = all(w.again for w in stored.values() if isinstance(w, FewBits))

@@ -1,7 +1,6 @@
 """From the graphs of a built folder back to the weights of the checkpoint, by its own names."""
 
 import json
-import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -12,14 +11,13 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
-from graphgen.graph import ORIGIN, constant, parameters
+from graphgen.graph import constant, parameters
 from graphgen.models.published.config import Config
 from graphgen.models.published.family import Family
 from graphgen.models.published.restored import parameters_in, restored
 from graphgen.models.published.sentence import sentence_head
 from graphgen.models.published.sentence_modules import stage_folders
-from graphgen.models.published.weights import converted, lazily, read_weights, stored_names
-from graphgen.nn.module import Module
+from graphgen.models.published.weights import converted, lazily, read_weights
 from graphgen.operands import Array
 from graphgen.safetensors import Weight
 
@@ -53,18 +51,6 @@ def note(task: str, stored: Mapping[str, Weight], *, asked: bool, bare: bool) ->
     others = {name: kind for name, kind in sorted(kinds.items()) if kind != most}
     noted = {"task": task, "dtype": most, "dtypes": others, "bare": bare}
     return json.dumps(noted | ({"stored": sorted(stored)} if asked else {}))
-
-
-def note_held(family: Family, module: Module, model: ir.Model) -> None:
-    """Let a model say which of its weights are not trained unless they are named."""
-    held = {
-        path: "not trained in transformers"
-        for path, source in family.sources(module).items()
-        if path in model.graph.initializers
-        and any(re.fullmatch(family.held, name) for name in stored_names(source))
-    }
-    if held:
-        model.metadata_props[ORIGIN] = json.dumps({"frozen": held}, sort_keys=True)
 
 
 def stored_weights(

@@ -95,6 +95,7 @@ BERT = Family(
     prefix="bert.",
 )
 ROBERTA = Family(
+    pads=r"(.*\.)?(word|position)_embeddings\.weight",
     tasks=tasks(roberta),
     names={
         **NAMES,

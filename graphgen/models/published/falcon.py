@@ -89,6 +89,7 @@ def bloom(config: Config) -> Specification:
 
 FAMILIES = {
     "falcon": Family(
+        pads="",
         tasks=tasks(falcon),
         names=MEGATRON
         | transformer(
@@ -106,6 +107,7 @@ FAMILIES = {
         unused=UNUSED,
     ),
     "bloom": Family(
+        pads="",
         tasks=tasks(bloom),
         names=MEGATRON
         | transformer(

@@ -49,7 +49,8 @@ class Family:
     out. Products are x W in graphs; published weights are Wᵀ if `transposed`. Parameters whose last
     name is in `swapped` are stored with their last two axes swapped, too; those in `halved` with
     the even rows of each matrix before the odd ones. What `held` matches is not trained by
-    transformers: buffers, and parameters without a gradient. `renamed` maps patterns
+    transformers: buffers, and parameters without a gradient; and no gradient reaches the row of the
+    token that pads in the tables that `pads` matches. `renamed` maps patterns
     of modules that transformers no longer calls as its checkpoints do: adapters have its names.
     """
 
@@ -64,6 +65,7 @@ class Family:
     swapped: Collection[str] = ()
     halved: Collection[str] = ()
     held: str = ""
+    pads: str = r"(.*\.)?(word_embeddings|embed_tokens|tok_embeddings|shared)\.weight"
     renamed: Mapping[str, str] = field(default_factory=dict)
 
     def sources(self, module: Module) -> dict[str, Part | Stack]:

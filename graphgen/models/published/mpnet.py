@@ -24,6 +24,7 @@ def mpnet(config: Config) -> EncoderSpecification:
 
 
 FAMILY = Family(
+    pads=r"(.*\.)?(word|position)_embeddings\.weight",
     tasks=tasks(mpnet),
     names={
         **ROBERTA.names,

@@ -113,6 +113,7 @@ def last(name: str) -> Any:
 
 
 FAMILY = Family(
+    pads="",
     tasks={
         **tasks(t5),
         "feature-extraction": lambda config: Source(t5(config).encoder),

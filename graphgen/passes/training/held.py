@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from graphgen import ops
 from graphgen.errors import GraphgenError, user_line, warn
-from graphgen.graph import TORCH_CALL, is_float, present_inputs
+from graphgen.graph import HELD, TORCH_CALL, is_float, present_inputs
 from graphgen.match import Engine, Pass, PassReport, Rewrite, Rule, run_passes
 from graphgen.op import Op, is_a
 from graphgen.places import block_of
@@ -16,9 +16,6 @@ from graphgen.value import adopt
 
 _EMBEDS = r"aten\.embedding\.default\]\(args = \([^,]+, [^,)]+(?:, (-?\d+))?(?:, (\w+))?"
 """A call of torch's: the table, indices, the row that pads, and whether rows are weighed."""
-
-HELD = "graphgen.held"
-"""Metadata of an Identity that detaches: ""; of a Gather: the row that no gradient reaches."""
 
 
 def note_held(node: ir.Node, who: str) -> None:
@@ -60,7 +57,12 @@ def hold(model: ir.Model, trained: Collection[str], *, chosen: bool) -> None:
         if not chosen:
             raise GraphgenError(f"{told}, or say what is trained")
         warn(told)
-    nodes = [node for node in model.graph.all_nodes() if HELD in node.metadata_props]
+    frozen = {value for value in model.graph.inputs if value.name not in trained}
+    nodes = [
+        node
+        for node in model.graph.all_nodes()
+        if HELD in node.metadata_props and node.inputs[0] not in frozen
+    ]
 
     def held(node: ir.Node) -> Rewrite:
         row, [x, *ids] = node.metadata_props[HELD], map(adopt, present_inputs(node))
