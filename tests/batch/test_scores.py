@@ -99,7 +99,7 @@ def test_answers_are_right_where_greedy_decoding_gives_them(
             feed["position_ids"] = np.arange(ids.shape[1])[None]
             for name, kind in session.inputs.items():
                 if name.startswith("past"):
-                    feed[name] = np.zeros(sized(kind, 1, 0), np.float32)
+                    feed[name] = np.zeros(sized(name, kind, 1, 0), np.float32)
             logits = session({n: feed[n] for n in session.inputs})[0][0].astype(np.float64)
             logits = logits[len(prompt) - 1 : -1]
             log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))

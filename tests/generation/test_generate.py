@@ -988,7 +988,7 @@ def test_a_cache_without_known_heads_is_refused() -> None:
     with pytest.raises(
         gg.GraphgenError, match=r"float32\[batch, 1, 8, past\]; its second and last"
     ):
-        sized(kind, 1, 0)
+        sized("past_key_values.0.key", kind, 1, 0)
 
 
 @pytest.mark.parametrize(
