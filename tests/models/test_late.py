@@ -116,6 +116,14 @@ def test_what_is_refused(given: dict[str, Any], told: str, tmp_path: Path) -> No
         LateTexts(folder, truncate=False).look({"text": "a b c d e f"}, "row 1")
 
 
+def test_an_activation_has_to_be_named(tmp_path: Path) -> None:
+    """sentence-transformers has one by default, which PyLate has not."""
+    folder = late(tmp_path)
+    write_part(folder / "2_Dense", {"in_features": 6, "out_features": 4, "bias": False})
+    with pytest.raises(gg.GraphgenError, match="the field 'activation_function' is missing"):
+        from_folder(folder)
+
+
 def test_what_else_is_refused(tmp_path: Path) -> None:
     folder = late(tmp_path)
     texts = LateTexts(folder, truncate=False)

@@ -67,6 +67,8 @@ def sentence_head(
         file = where / "config.json"
         fields = {} if plain and not present(file) else read_json(file)  # older ones have none
         config = _config(file, kind, fields)
+        if late:
+            config.take("activation_function", str)  # PyLate has no default for it
         stage = STAGES[kind](config, size)
         config.finish()
         if not plain:
