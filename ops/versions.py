@@ -43,7 +43,12 @@ REDEFINED: dict[str, tuple[int, Callable[[ir.Node], bool]]] = {
     "Hardmax": (13, lambda node: node.attributes.get_int("axis", 1) != -1),
     "Mod": (28, lambda node: _may_be_float(node) and not node.attributes.get_int("fmod", 0)),
     "Pad": (19, lambda node: _MODE(node) == "wrap"),
-    "Resize": (19, lambda node: "half" in _text("coordinate_transformation_mode")(node)),
+    "Resize": (
+        19,  # or of opset 10
+        lambda node: (
+            "half" in _text("coordinate_transformation_mode")(node) or len(node.inputs) == 2
+        ),
+    ),
     "RoiAlign": (16, lambda node: "coordinate_transformation_mode" not in node.attributes),
     "ScatterElements": (18, lambda node: _REDUCTION(node) in ("min", "max")),
     "ScatterND": (18, lambda node: _REDUCTION(node) in ("min", "max")),
@@ -115,6 +120,31 @@ def _batch_normalization(node: ir.Node, add: _Add) -> ir.Value | None:
     return add(node.op_type, *node.inputs, **given, training_mode=1, outputs=3)
 
 
+def _resize(node: ir.Node, add: _Add) -> ir.Value | None:
+    """Before opset 11, x / scale is the place in x, whole or weighted.
+
+    A place that is to be whole is cut off along axes that grow, rounded up along those that shrink.
+    The converter would write half pixels. A later Resize, with a region, is left to it.
+    """
+    attributes, mode = node.attributes, node.attributes.get_string("mode", "nearest")
+    if len(node.inputs) == 2:
+        x, scales = node.inputs
+    elif node.op_type == "Upsample" and "scales" in attributes:
+        given = ir.tensor(attributes["scales"].as_floats(), ir.DataType.FLOAT)
+        x, scales = node.inputs[0], add(given)
+    else:
+        return None
+    place = {"mode": mode, "coordinate_transformation_mode": "asymmetric"}
+    if mode != "nearest":
+        return add("Resize", x, None, scales, **place)
+    known = None if scales is None else ir.convenience.get_const_tensor(scales)
+    if node.op_type == "Upsample" or (known is not None and known.numpy().min() >= 1):
+        return add("Resize", x, None, scales, nearest_mode="floor", **place)
+    one = add(ir.tensor([1.0], ir.DataType.FLOAT))
+    wide = add("Resize", x, None, add("Max", scales, one), nearest_mode="floor", **place)
+    return add("Resize", wide, None, add("Min", scales, one), nearest_mode="ceil", **place)
+
+
 def _reduction(node: ir.Node, add: _Add) -> ir.Value:
     """Before opset 18 (a sum's, 13), axes are an attribute; none are all."""
     given = {n: a.value for n, a in node.attributes.items()}
@@ -131,6 +161,8 @@ _RAISED: _Rules = {
     "BatchNormalization": _batch_normalization,
     "GroupNormalization": _group_normalization,
     "Hardmax": _hardmax,
+    "Resize": _resize,
+    "Upsample": _resize,
 }
 """What onnx's converter does not change, although the meaning changes, or refuses.
 

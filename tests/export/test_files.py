@@ -485,6 +485,30 @@ def test_what_onnx_would_convert_wrongly_is_written_anew(tmp_path, opset, body):
         assert np.allclose(before, after, rtol=1e-6, atol=1e-6) and before.shape == after.shape
 
 
+@pytest.mark.parametrize(
+    ("opset", "body"),
+    [
+        (7, 'y = Upsample <mode = "linear", scales = [1.0, 1.0, 2.0, 1.5]> (x)'),
+        (9, 'y = Upsample <mode = "linear"> (x, up)'),
+        (9, "y = Upsample (x, up)"),
+        (10, 'y = Resize <mode = "linear"> (x, s)'),
+        (10, "y = Resize (x, s)"),
+    ],
+)
+def test_images_are_resized_as_before_opset_11(tmp_path, opset, body):
+    """From a pixel's corner: onnx's converter would write half pixels, or round elsewhere."""
+    text = f"""<ir_version: 8, opset_import: ["": {opset}]>
+        g (float[1, 1, 4, 9] x, float[4] s) => (float[1, 1, b, c] y)
+        <float[4] up = {{1, 1, 1.7, 2.3}}> {{ {body} }}"""
+    path = write(tmp_path / "old.onnx", text)
+    new = export(load(path), tmp_path / "new.onnx")
+    x = np.random.default_rng(0).standard_normal((1, 1, 4, 9)).astype(np.float32)
+    for scales in ([1, 1, 1.7, 0.4], [1, 1, 0.5, 0.75]):
+        given = {"x": x, "s": np.array(scales, np.float32)}
+        (before,), (after,) = (Session(p, optimize=False)(given) for p in (path, new))
+        assert np.allclose(before, after, rtol=1e-6, atol=1e-6) and before.shape == after.shape
+
+
 def is_mapped(tensor):
     """Whether a tensor's content still lies in its file."""
     owner = tensor.numpy()
