@@ -21,7 +21,7 @@ from graphgen.forms import MADE_UP, TEXTS, readable
 from graphgen.maps import holds_maps
 from graphgen.operands import onnx_dtype
 from graphgen.repeats import ELEMENT, operands_of, recall, remember
-from graphgen.rounded import FileSizes, without_doubt
+from graphgen.rounded import FileSizes, Sizes, without_doubt
 from graphgen.traits import Trait, collect, has
 
 OPSET = 23
@@ -69,7 +69,7 @@ def mends(*operators: str | Trait) -> Callable[[Mend], Mend]:
     return declare
 
 
-class DeclaredSizes(ShapeInferenceContext):
+class DeclaredSizes(Sizes):
     """The state of inference over a graph of the DSL: different names are different sizes.
 
     In a file they may be one size, because exporters name the sizes of each input separately.

@@ -15,7 +15,25 @@ SHOWN = "graphgen.shown"
 """In a graph's `meta`, `FileSizes.shown`: what is rewritten by it may not show it any more."""
 
 
-class FileSizes(ShapeInferenceContext):
+class Sizes(ShapeInferenceContext):
+    """The state of inference over a graph, in which no integer is too large for its dtype."""
+
+    def set_symbolic_value(self, value: ir.Value, data: list[int | ir.SymbolicDim]) -> None:
+        """Note what a tensor of sizes holds, unless it wraps around in the runtime."""
+        dtype = value.dtype
+        if dtype is None or not dtype.is_integer() or all(_holds(dtype, d) for d in data):
+            super().set_symbolic_value(value, data)
+
+
+def _holds(dtype: ir.DataType, element: int | ir.SymbolicDim) -> bool:
+    """Whether integers of this dtype can be that number, or as large as sizes are."""
+    if not isinstance(element, int):
+        return dtype.bitwidth >= 32
+    most = 1 << (dtype.bitwidth - dtype.is_signed())
+    return (-most if dtype.is_signed() else 0) <= element < most
+
+
+class FileSizes(Sizes):
     """The state of inference over a graph of a file, and how small sizes can be in a run of it.
 
     A difference such as n - 5 may be below 0, but not where a convolution of `graph` slides a

@@ -106,3 +106,17 @@ def test_no_opset_is_written_at_which_float16_overflows(operator: str) -> None:
     [wanted, _] = run_plain(model, feeds)
     [got, _] = run_plain(gg.optimize(model).model, feeds)
     assert np.isfinite(wanted).all() and np.array_equal(wanted, got)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "a", "b"),
+    [("int8", 100, 2), ("uint8", 100, 3), ("int32", 1 << 30, 4), ("int64", 1 << 62, 4)],
+)
+def test_integers_that_wrap_around_are_no_sizes(dtype: str, a: int, b: int) -> None:
+    """What a tensor of sizes holds was calculated without end, and compared: uint8 ended so."""
+    text = f"""<ir_version: 10, opset_import: ["" : 21]>
+    main () => ({dtype}[1] y) <{dtype}[1] a = {{{a}}}, {dtype}[1] b = {{{b}}}>
+    {{ p = Mul (a, b) y = Min (a, p) }}"""
+    model = ir.from_proto(onnx.parser.parse_model(text))
+    wanted = np.minimum(np.array([a], dtype), np.array([a], dtype) * np.array([b], dtype))
+    assert np.array_equal(run_plain(gg.optimize(model).model, {}), [wanted])
