@@ -69,4 +69,5 @@ def whole_numbers(value: ir.Value | None, context: ShapeInferenceContext) -> lis
         return None if known is None else [*known]
     found = content.reshape(-1).tolist()  # float16 has no numbers up to _FAR
     whole = content.ndim < 2 and all(abs(x) <= _FAR and x.is_integer() for x in found)
+    whole &= not any(x == 0 and math.copysign(1, x) < 0 for x in found)  # -0 is no size
     return [*map(int, found)] if whole else None

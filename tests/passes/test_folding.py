@@ -120,3 +120,11 @@ def test_integers_that_wrap_around_are_no_sizes(dtype: str, a: int, b: int) -> N
     model = ir.from_proto(onnx.parser.parse_model(text))
     wanted = np.minimum(np.array([a], dtype), np.array([a], dtype) * np.array([b], dtype))
     assert np.array_equal(run_plain(gg.optimize(model).model, {}), [wanted])
+
+
+def test_the_least_of_negative_zeros_is_negative() -> None:
+    text = """<ir_version: 10, opset_import: ["" : 21]>
+    main () => (float[1] y) <float[1] z = {-0.0}, float[1] one = {1}>
+    { m = Min (z, z) y = Div (one, m) }"""
+    model = ir.from_proto(onnx.parser.parse_model(text))
+    assert run_plain(gg.optimize(model).model, {}) == [[-np.inf]]
