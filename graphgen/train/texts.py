@@ -220,6 +220,8 @@ class Texts:
             wanted = "; ".join(" and ".join(names) for names in _KINDS)
             if self.ids in there:
                 wanted += "; rows of tokens need all of these, and labels are the tokens after each"
+            if len(there) == 1 and ";" in table.names[0]:
+                wanted += ", in cells between commas, or tabs in .tsv, not ';'"
             raise GraphgenError(
                 f"{who} has {in_words(table.names)}; the artifacts take "
                 f"{', '.join(self.inputs)}, and texts are {wanted}; --columns text=NAME names "

@@ -421,6 +421,7 @@ BAD = {
                       "texts give input_ids, masks, types, positions and labels, or start_pos"),
     "too few tokens": ({"text": "w1"}, {"classes": 20}, "one of 20 classes, fewer than the"),
     "a blank in a name": ({"text ": "w1"}, {}, "a.jsonl has 'text '; the artifacts take input_ids"),
+    "semicolons": ({"text;label": "w1;1"}, {}, "text, in cells between commas, or tabs in .tsv"),
     "preferences": ({"prompt": "w1", "chosen": "w2", "rejected": "w3"}, {},
                     "of which one is chosen and one rejected, and each would be learned as if"),
     "wanted or not": ({"prompt": "w1", "completion": "w2", "label": False}, {},
