@@ -17,7 +17,7 @@ from graphgen.batch.images import PIXELS, Images
 from graphgen.batch.late import KEPT, LateTexts
 from graphgen.batch.results import COLUMNS, MANY, SPEECH, Results
 from graphgen.batch.sounds import Sounds
-from graphgen.batch.texts import Text, Texts
+from graphgen.batch.texts import MaskedTexts, Text, Texts
 from graphgen.errors import GraphgenError, needed, one_of
 from graphgen.export.by_row import Given, adapted, numbers_of
 from graphgen.export.folders import MODEL, bar
@@ -65,6 +65,8 @@ class _Reads:
             self.rows = Images(folder, pixels.dims or (), base)
         elif SAMPLES in read:
             self.rows = Sounds(folder, base)
+        elif self.results.fills:
+            self.rows = MaskedTexts(folder, texts.limit, truncate=texts.truncate)
         elif MANY in dims:
             self.rows = LateTexts(folder, truncate=texts.truncate)
 
@@ -76,7 +78,10 @@ class _Reads:
         feeds = self.rows.feeds(batch) | {CHOICE: numbers_of("map", self.names, chosen, len(batch))}
         given = {name: feeds[name] for name in self.session.inputs}
         outputs = dict(zip(self.session.outputs, self.session(given), strict=True))
-        return self.results.read(outputs, feeds.get(KEPT, feeds.get("attention_mask")))
+        found = self.results.read(outputs, feeds.get(KEPT, feeds.get("attention_mask")))
+        if isinstance(self.rows, MaskedTexts):
+            return [self.rows.filled(ids, *row) for ids, row in zip(batch, found, strict=True)]
+        return found
 
 
 class _Continues:

@@ -16,13 +16,14 @@ from graphgen.models.published.wav2vec2 import SAMPLES
 from graphgen.operands import Array
 
 SPEECH = "automatic-speech-recognition"
+FILLS = "fill-mask"
 
 COLUMNS = {
     "feature-extraction": ("embedding",),
     **dict.fromkeys(
         ("text-classification", "image-classification", "audio-classification"), ("label", "score")
     ),
-    "token-classification": ("labels", "scores"),
+    **dict.fromkeys(("token-classification", FILLS), ("labels", "scores")),
     **dict.fromkeys(
         ("text-generation", "text2text-generation"), ("generated_tokens", "generated_text")
     ),
@@ -49,7 +50,8 @@ class Results:
     texts, images and sounds: the label with the highest logit, and its probability, which is its
     own if labels do not exclude each other; the logit itself if problem_type is regression; for a
     text, what a cross-encoder's configuration applies to the logit. token-classification: the same
-    for each token. Raises GraphgenError if the graph is for none of them, or for another `task`.
+    for each token. fill-mask: the number of the token that is most likely at each place, and its
+    probability. Raises GraphgenError if the graph is for none of them, or for another `task`.
     """
 
     def __init__(
@@ -68,7 +70,7 @@ class Results:
         if sounds:
             found = {2: "audio-classification", 3: SPEECH}.get(len(logits), "")
         elif logits and logits[-1] == config.get("vocab_size"):
-            found = ""  # these are of the next token or a masked one
+            found = FILLS if len(logits) == 3 else ""
         if {*WHOLE, MANY, "last_hidden_state"} & outputs.keys() and not sounds:
             found = "feature-extraction"
         fits = images or sounds or set(INPUTS[:2]) <= inputs.keys() <= set(INPUTS)
@@ -80,7 +82,8 @@ class Results:
             )
         self.columns = ("embeddings",) if MANY in outputs else COLUMNS[found]
         self.spelled = Spelling(folder, logits[-1]) if found == SPEECH else None
-        if found not in ("feature-extraction", SPEECH):
+        self.fills = found == FILLS
+        if found not in ("feature-extraction", SPEECH, FILLS):
             self.labels = labels(folder, logits[-1])
             problem = config.get("problem_type")
             alone = problem == "multi_label_classification" or len(self.labels) == 1
@@ -112,6 +115,9 @@ class Results:
             return [(y,) for y in np.einsum("btd,bt->bd", x, shares)]
         if self.spelled is not None:
             return [(self.spelled(row),) for row in outputs["logits"].argmax(-1)]
+        if self.fills:
+            chances = np.asarray(ops.softmax(outputs["logits"].astype(np.float32)))
+            return [*zip(chances.argmax(-1), chances.max(-1), strict=True)]
         scores = np.asarray(self.score(outputs["logits"].astype(np.float32)))
         best, score = scores.argmax(-1), scores.max(-1)  # (B,) or (B, T)
         if best.ndim == 1 or mask is None:

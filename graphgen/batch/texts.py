@@ -13,7 +13,7 @@ from graphgen.models.published.conversation import CHAT, nested
 from graphgen.models.published.folder import settings
 from graphgen.models.published.sentence import default_prompt
 from graphgen.models.published.static import STATIC
-from graphgen.models.published.tokenizer import encoded, tokenizer
+from graphgen.models.published.tokenizer import encoded, named_tokens, tokenizer
 from graphgen.operands import Array
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
@@ -121,3 +121,35 @@ class Texts:
             ids[row, : text.size], types[row, : text.size] = text
             mask[row, : text.size] = 1
         return dict(zip(INPUTS, (ids, mask, types), strict=True))
+
+
+class MaskedTexts(Texts):
+    """Rows with one masked token or more, by the tokenizer's mask_token."""
+
+    def __init__(self, folder: Path, limit: int | None, *, truncate: bool):
+        super().__init__(folder, limit, truncate=truncate)
+        named = named_tokens(folder).get("mask_token")
+        self.masked = None
+        if named is not None and self.tokenizer is not None:
+            self.masked = self.tokenizer.token_to_id(named)
+        if self.masked is None:
+            raise GraphgenError(
+                f"{folder}: to fill masks, it needs tokenizer.json, and its mask_token in "
+                "tokenizer_config.json; copy both from the checkpoint"
+            )
+
+    def look(self, row: dict[str, Any], where: str) -> Text:
+        """The tokens of a row. Raises GraphgenError if none is masked."""
+        text = super().look(row, where)
+        if self.masked not in text.ids:
+            raise GraphgenError(
+                f"{where} has no masked token, {self.tokenizer.id_to_token(self.masked)}, which "
+                "the model could fill; put one where a word is missing"
+            )
+        return text
+
+    def filled(self, text: Text, best: Array, chances: Array) -> tuple[list[str], list[Any]]:
+        """What is most likely at each masked token of a row, and how likely it is."""
+        places = [i for i, token in enumerate(text.ids) if token == self.masked]
+        words = (self.tokenizer.decode([int(best[i])], skip_special_tokens=False) for i in places)
+        return [*words], [chances[i] for i in places]

@@ -59,6 +59,7 @@ def add_options(add: Callable[..., Any]) -> None:
         "image-classification",
         "audio-classification",
         "token-classification",
+        "fill-mask",
         "text-generation",
         "text2text-generation",
         "automatic-speech-recognition",

@@ -372,7 +372,7 @@ def test_what_build_writes_is_taken(tmp_path, capsys, monkeypatch):
         assert main(["build", ".", "-o", task, "--task", task]) == 0
         capsys.readouterr()
         if columns is None:
-            refused(capsys, "which does not fit a task", task, file, out)
+            refused(capsys, "to fill masks, it needs tokenizer.json", task, file, out)
             continue
         assert batch.map_file(task, file, out) == 2
         assert pq.read_schema(out).names == ["ids", *columns]
