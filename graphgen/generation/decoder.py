@@ -159,12 +159,14 @@ class _Opening:
         reader = self._reader(prompts, session) if prompts is not None and read else None
         return InPlace(session, chunk, bound, reader)
 
-    def _session(self, graph: ir.Model, path: Path | None, changed: Collection[str]) -> Session:
+    def _session(
+        self, graph: ir.Model, path: Path | None, changed: Collection[str], **how: Any
+    ) -> Session:
         """On a graph that gives the logits of a row's last token, and reads int8 as it pays."""
         keep_last(graph, several=True)
         if not self._device:
             graph = attend_by_products(graph, products_pay)
-        return session_on(graph, path, changed, **self._how)
+        return session_on(graph, path, changed, **self._how, **how)
 
     def _in_place(self, graph: ir.Model, who: str) -> tuple[ir.Model, ir.Model | Miss]:
         """The graph to open if its cache must grow, and the one with the cache in place.
@@ -207,7 +209,7 @@ class _Opening:
             placed = model.clone() if _is_placed(model) else in_place(model)
             if isinstance(placed, Miss):
                 raise GraphgenError(f"{who}: {placed.reason}; build the folder again")
-            found = self._session(placed, path, ())
+            found = self._session(placed, path, (), options=QUIET)
             if (found.inputs, found.outputs) != (session.inputs, session.outputs):
                 problem = "its inputs and outputs are not those of the model beside it"
                 raise GraphgenError(f"{who}: {problem}; build the folder again")
@@ -275,11 +277,15 @@ def _files(folder: Path) -> dict[str, Path]:
 
 
 def session_on(
-    model: ir.Model, path: Path | None, changed: Collection[str] = (), **how: Any
+    model: ir.Model,
+    path: Path | None,
+    changed: Collection[str] = (),
+    options: Mapping[str, str] | None = None,
+    **how: Any,
 ) -> Session:
     """A session on a model; weights that are not `changed` are read from its data file."""
     if path is None or minor(import_runtime().__version__) < (1, 21):  # it reads no other folder
-        return Session(to_bytes(model), **how)
+        return Session(to_bytes(model), options=options, **how)
     for tensor in onnx.load(path, load_external_data=False).graph.initializer:
         value = model.graph.initializers.get(tensor.name)
         place = {entry.key: entry.value for entry in tensor.external_data}
@@ -294,4 +300,5 @@ def session_on(
                 shape=ir.Shape(tensor.dims),
                 name=tensor.name,
             )
-    return Session(to_bytes(model), options={_FOLDER: str(path.parent.resolve())}, **how)
+    folder = {_FOLDER: str(path.parent.resolve())}
+    return Session(to_bytes(model), options={**folder, **(options or {})}, **how)
