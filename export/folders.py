@@ -262,11 +262,11 @@ def write_genai(
     Raises GraphgenError if the model's cache cannot be in place.
     """
     given = model_in(model, "write_genai")
-    names = [str(value.name) for value in given.graph.inputs]
-    if state := next((n for n in names if re.match(r"past_(?!key_values)", n)), None):
+    stateful = any(_STATE.fullmatch(str(value.name)) for value in given.graph.inputs)
+    if stateful and fields["model_type"] not in _WITH_STATES:
         raise GraphgenError(
-            f"build({out.name}): its layers keep states of a fixed size ({state}), and folders for "
-            "genai have keys and values only; choose --layout plain"
+            f"build({out.name}): its layers keep states of a fixed size; onnxruntime-genai "
+            f"knows those of {', '.join(_WITH_STATES)} only; choose --layout plain"
         )
     found = in_place(given)
     if isinstance(found, Miss):
@@ -288,6 +288,10 @@ def write_genai(
     return write_folder(source, out, {GENAI: found}, {"genai_config.json": config, **(texts or {})})
 
 
+_WITH_STATES = ("lfm2", "qwen3_5_text", "qwen3_5_moe_text")
+_STATE = re.compile(r"past_(conv|recurrent|ssm)\.\d+")
+
+
 def _genai_config(
     fields: Mapping[str, Any], model: ir.Model, providers: list[Any], search: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -299,8 +303,13 @@ def _genai_config(
     past, present = (
         {key % kind: name % kind for kind in ("key", "value")} for key, name in names.items()
     )
-    inputs = ("input_ids", "attention_mask", "position_ids")
     known = {str(value.name) for value in model.graph.inputs}
+    states = sorted({m[1] for n in known if (m := _STATE.fullmatch(n))})
+    past |= {f"past_{kind}_names": f"past_{kind}.%d" for kind in states}
+    present |= {f"present_{kind}_names": f"present_{kind}.%d" for kind in states}
+    layers = {int(n.split(".")[1]): n for n in known if n.startswith("past_")}
+    kinds = ["conv" if _STATE.fullmatch(layers[i]) else "full_attention" for i in sorted(layers)]
+    inputs = ("input_ids", "attention_mask", "position_ids")
     lengths = [fields[n] for n in ("max_position_embeddings", "n_positions") if n in fields]
     if not lengths:
         raise GraphgenError(
@@ -315,7 +324,7 @@ def _genai_config(
     longest = min(lengths[0], search.get("max_length", lengths[0]))
     return {
         "model": {
-            "type": "decoder",
+            "type": fields["model_type"] if states else "decoder",
             "context_length": lengths[0],
             "vocab_size": size,
             **tokens,
@@ -326,7 +335,8 @@ def _genai_config(
                 "hidden_size": fields.get("hidden_size", fields.get("n_embd")),
                 "num_attention_heads": attention.attributes["num_heads"].as_int(),
                 "num_key_value_heads": kv_heads,
-                "num_hidden_layers": len(caches) // 2,
+                "num_hidden_layers": len(layers),
+                **({"layer_types": kinds} if fields["model_type"] == "lfm2" else {}),
                 "inputs": {**{name: name for name in inputs if name in known}, **past},
                 "outputs": {"logits": "logits", **present},
             },

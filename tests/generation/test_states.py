@@ -1,5 +1,6 @@
 """Layers that keep states of a fixed size: rows, beams and chunks as the whole graph has them."""
 
+import json
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from published_decoders import checkpoint, no_past
 
 import graphgen as gg
+from graphgen.commands import main
 from graphgen.errors import GraphgenError
 from graphgen.export.write import to_bytes
 from graphgen.generation import Generator, decoder as decoders
@@ -81,3 +83,22 @@ def test_nothing_goes_back_to_an_earlier_token(built: Any) -> None:
         found = generator([prompt], max_new_tokens=2, eos=[])
         list(found)
         assert found.shared == 0
+
+
+def test_a_folder_for_genai_names_states(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It wants the kinds of layers of LFM2, and knows states of some model types alone."""
+    (tmp_path / "in").mkdir()
+    source, out = checkpoint(tmp_path / "in", "lfm2"), tmp_path / "out"
+    assert main(["build", str(source), "-o", str(out), "--layout", "genai"]) == 0
+    told = json.loads((out / "genai_config.json").read_text())["model"]
+    assert told["type"] == "lfm2"
+    decoder = told["decoder"]
+    assert decoder["layer_types"] == ["conv", "full_attention", "conv"]
+    assert decoder["num_hidden_layers"] == 3
+    assert decoder["inputs"]["past_conv_names"] == "past_conv.%d"
+    assert decoder["outputs"]["present_conv_names"] == "present_conv.%d"
+    other = checkpoint(tmp_path / "in", "granitemoehybrid, mamba")
+    assert main(["build", str(other), "-o", str(tmp_path / "no"), "--layout", "genai"]) == 2
+    assert "knows those of lfm2, qwen3_5_text, qwen3_5_moe_text only" in capsys.readouterr().err
