@@ -2,17 +2,12 @@
 
 from typing import Any
 
-import onnx_ir as ir
-
 from graphgen import nn, ops
 from graphgen.models.published.cache import LAST, SUMMED, LayerCache, Stateful
-from graphgen.models.published.stateful import convolved
+from graphgen.models.published.stateful import convolved, in_float32, spread
 from graphgen.nn.module import Parameter, ones, zeros
 from graphgen.parts import Part
 from graphgen.value import Tensor
-
-_FLOAT = ir.DataType.FLOAT
-"""Sums over all tokens, and what decays them, need its digits, whatever the weights have."""
 
 
 class GatedDeltaNet(Stateful):
@@ -70,19 +65,18 @@ class GatedDeltaNet(Stateful):
     ) -> Tensor:
         x = x * mask  # (B, T, D)
         mixed = ops.concat(self.query(x), self.key(x), self.value(x), axis=2)
-        mixed = convolved(mixed, self.convolution, cache, "silu")
+        mixed = in_float32(convolved(mixed, self.convolution, cache, "silu"))
         keys, values = self.key_heads * self.key_dim, self.value_heads * self.value_dim
         q, k, v = ops.split(mixed, [keys, keys, values], axis=2, num_outputs=3)
         q, k = self._heads(q), self._heads(k) * self.key_dim**-0.5
-        rates = ops.exp(ops.cast(self.log_rates, to=_FLOAT))
-        step = ops.softplus(ops.cast(self.step(x), to=_FLOAT) + ops.cast(self.step_bias, to=_FLOAT))
+        step = ops.softplus(in_float32(self.step(x)) + in_float32(self.step_bias))
         y, state = ops.linear_attention(
-            ops.cast(q, to=_FLOAT),
-            ops.cast(k, to=_FLOAT),
-            ops.cast(v, to=_FLOAT),
+            q,
+            k,
+            v,
             None if cache is None else cache.state(SUMMED),
-            -rates * step,
-            ops.cast(ops.sigmoid(self.beta(x)), to=_FLOAT),
+            -ops.exp(in_float32(self.log_rates)) * step,
+            in_float32(ops.sigmoid(self.beta(x))),
             q_num_heads=self.value_heads,
             kv_num_heads=self.value_heads,
             scale=1.0 / self.key_dim,
@@ -96,11 +90,10 @@ class GatedDeltaNet(Stateful):
 
     def _heads(self, x: Tensor) -> Tensor:
         """(B, T, heads of keys · K) to vectors of length √K, one for each head of values."""
-        sizes, groups = [ops.dim(x, 0), ops.dim(x, 1)], self.value_heads // self.key_heads
-        y = self.unit(ops.reshape(x, [*sizes, self.key_heads, 1, self.key_dim]))
-        if groups > 1:
-            y = ops.expand(y, [1, 1, 1, groups, 1])
-        return ops.reshape(y, [*sizes, self.value_heads * self.key_dim])
+        sizes = [ops.dim(x, 0), ops.dim(x, 1)]
+        y = self.unit(ops.reshape(x, [*sizes, self.key_heads, self.key_dim]))
+        y = ops.reshape(y, [*sizes, self.key_heads * self.key_dim])
+        return spread(y, self.key_heads, self.value_heads // self.key_heads)
 
 
 def _of_all(name: str, number: int) -> Any:

@@ -4,18 +4,13 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import onnx_ir as ir
-
 from graphgen import nn, ops
 from graphgen.models.published.cache import LAST, SPACE, LayerCache, Stateful
 from graphgen.models.published.config import Config
-from graphgen.models.published.stateful import convolved
+from graphgen.models.published.stateful import convolved, in_float32, spread
 from graphgen.nn.module import Parameter, ones, zeros
 from graphgen.parts import Part
 from graphgen.value import Tensor
-
-_FLOAT = ir.DataType.FLOAT
-"""Sums over all tokens, and what decays them, need its digits, whatever the weights have."""
 
 
 class Mamba2(Stateful):
@@ -78,18 +73,17 @@ class Mamba2(Stateful):
     ) -> Tensor:
         x = x * mask  # (B, T, D)
         sizes, inner = [ops.dim(x, 0), ops.dim(x, 1)], self.sizes[0]
-        mixed = convolved(self.mixed(x), self.convolution, cache, "silu") * mask
-        mixed = ops.cast(mixed, to=_FLOAT)
+        mixed = in_float32(convolved(self.mixed(x), self.convolution, cache, "silu") * mask)
         u, b, c = ops.split(mixed, self.sizes, axis=2, num_outputs=3)
-        step = ops.softplus(ops.cast(self.step(x), to=_FLOAT) + ops.cast(self.step_bias, to=_FLOAT))
-        rates = ops.exp(ops.cast(self.log_rates, to=_FLOAT))
+        b, c = (spread(y, self.groups, self.heads // self.groups) for y in (b, c))
+        step = ops.softplus(in_float32(self.step(x)) + in_float32(self.step_bias))
         u = ops.reshape(u, [*sizes, self.heads, self.head_dim])
         y, state = ops.linear_attention(
-            self._each(c, sizes),
-            self._each(b, sizes),
+            c,
+            b,
             ops.reshape(u * ops.unsqueeze(step, [3]), [*sizes, inner]),
             None if cache is None else cache.state(SPACE),
-            -rates * step,
+            -ops.exp(in_float32(self.log_rates)) * step,
             q_num_heads=self.heads,
             kv_num_heads=self.heads,
             update_rule="gated",
@@ -97,19 +91,11 @@ class Mamba2(Stateful):
         )
         if cache is not None:
             cache.keep(SPACE, state)
-        skip = ops.unsqueeze(ops.cast(self.skip, to=_FLOAT), [1])  # (H, 1)
+        skip = ops.unsqueeze(in_float32(self.skip), [1])  # (H, 1)
         y = y + ops.reshape(u * skip, [*sizes, inner])
         y = ops.cast_like(y, x) * ops.silu(self.gate(x))
         y = self.unit(ops.reshape(y, [*sizes, self.groups, inner // self.groups]))
         return self.result(ops.reshape(y, [*sizes, inner]) * self.gains)
-
-    def _each(self, x: Tensor, sizes: list[Any]) -> Tensor:
-        """(B, T, groups · N) to (B, T, heads · N)."""
-        each = self.heads // self.groups
-        if each > 1:
-            x = ops.reshape(x, [*sizes, self.groups, 1, self.state])
-            x = ops.expand(x, [1, 1, 1, each, 1])
-        return ops.reshape(x, [*sizes, self.heads * self.state])
 
 
 def mamba2(config: Config, features: int) -> Callable[[int], Mamba2]:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import onnx_ir as ir
+
 from graphgen import nn, ops
 from graphgen.models.published.cache import LAST, LayerCache, Stateful
 from graphgen.models.published.config import Config
@@ -50,6 +52,20 @@ def convolved(
     if cache is not None:
         cache.keep(LAST, state)
     return ops.swap_last(y)
+
+
+def spread(x: Tensor, groups: int, each: int) -> Tensor:
+    """(B, T, groups · N) to (B, T, groups · each · N): N of a group for each of its heads."""
+    if each == 1:
+        return x
+    sizes = [ops.dim(x, 0), ops.dim(x, 1)]
+    wide = ops.expand(ops.reshape(x, [*sizes, groups, 1, -1]), [1, 1, 1, each, 1])
+    return ops.reshape(wide, [*sizes, each * x.shape[2]])
+
+
+def in_float32(x: Tensor) -> Tensor:
+    """Sums over all tokens, and what decays them, need its digits, whatever the weights have."""
+    return ops.cast(x, to=ir.DataType.FLOAT)
 
 
 class ShortConvolution(Stateful):
