@@ -24,6 +24,11 @@ _DECODERS["olmo2"]["num_key_value_heads"] = 4  # optimum-onnx knows only some ty
 _rope = _DECODERS["gpt_oss"].pop("rope_parameters")  # transformers 4 reads it in two fields
 _DECODERS["gpt_oss"] |= {"rope_theta": _rope.pop("rope_theta"), "rope_scaling": _rope}
 CAUSAL = random_checkpoints.CAUSAL | _DECODERS
+STATEFUL = {
+    kind: published_decoders.fields(kind) | _LONG | {"eos_token_id": 9}
+    for kind in ("lfm2", "qwen3_5_text")
+}
+"""Kinds whose layers keep states, of which optimum-onnx knows nothing."""
 _HEADS = {"d_model": 32, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
 SEQ2SEQ = random_checkpoints.SEQ2SEQ | {
     kind: published_seq2seq.fields(kind) | _LONG | _HEADS | {"eos_token_id": 9}

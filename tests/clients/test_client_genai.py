@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from client_programs import CAUSAL, check_example, told
+from client_programs import CAUSAL, STATEFUL, check_example, told
 from random_checkpoints import random_checkpoint
 
 import graphgen as gg
@@ -27,6 +27,7 @@ pytestmark = pytest.mark.skipif(
 STEPS = 64
 KINDS: dict[str, dict[str, Any]] = {
     **CAUSAL,
+    **STATEFUL,
     "llama": {**CAUSAL["llama"], "head_dim": 24},
     "qwen3": {
         **CAUSAL["qwen2"],

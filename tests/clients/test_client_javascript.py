@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 import onnxruntime as ort
 import pytest
-from client_programs import CAUSAL, ENCODERS, SEQ2SEQ, check_example, told
+from client_programs import CAUSAL, ENCODERS, SEQ2SEQ, STATEFUL, check_example, told
 from devices_here import WEBGPU
 from random_checkpoints import random_checkpoint
 from small_models import relative_rms
@@ -33,7 +33,8 @@ pytestmark = pytest.mark.skipif(
 
 NODE = ["node", "--input-type=module", "-e"]
 STEPS, LENGTHS = 64, (12, 7, 3)
-GENERATIVE = {**CAUSAL, **SEQ2SEQ}
+DECODERS = {**CAUSAL, **STATEFUL}
+GENERATIVE = {**DECODERS, **SEQ2SEQ}
 
 CLIENT = """
 import { readFileSync } from 'node:fs';
@@ -132,7 +133,7 @@ def batch(kind: str) -> tuple[list[list[int]], dict[str, np.ndarray]]:
     """Tokens of each row, and as they are fed: padded on the left where they are continued."""
     random, longest = np.random.default_rng(0), max(LENGTHS)
     prompts = [random.integers(10, 200, n).tolist() for n in LENGTHS]
-    left = kind in CAUSAL
+    left = kind in DECODERS
     pads = [(longest - n, 0) if left else (0, longest - n) for n in LENGTHS]
     mask = np.array([np.pad([1] * n, pad) for n, pad in zip(LENGTHS, pads, strict=True)])
     # Tokens of padding count as repeated ones, so they are some that the row has.
@@ -154,7 +155,7 @@ def folder(tmp_path_factory: Any) -> Path:
 @pytest.fixture(scope="module")
 def results(folder: Path) -> dict[str, Any]:
     """What transformers.js makes of each."""
-    heads = dict.fromkeys(CAUSAL, "ForCausalLM") | dict.fromkeys(SEQ2SEQ, "ForSeq2SeqLM")
+    heads = dict.fromkeys(DECODERS, "ForCausalLM") | dict.fromkeys(SEQ2SEQ, "ForSeq2SeqLM")
     heads |= dict.fromkeys(ENCODERS, "")
     jobs = [
         (str(folder / f"{kind}-built"), head, {n: x.tolist() for n, x in batch(kind)[1].items()})
@@ -171,7 +172,7 @@ def test_tokens_in_node(kind: str, folder: Path, results: dict[str, Any]) -> Non
     how = {"max_new_tokens": STEPS, "min_new_tokens": STEPS, "no_repeat_ngram_size": 1}
     found = gg.generate(folder / f"{kind}-built", prompts, **how)
     list(found)
-    begin = feeds["input_ids"].shape[1] if kind in CAUSAL else 1
+    begin = feeds["input_ids"].shape[1] if kind in DECODERS else 1
     assert found.tokens == [row[begin:] for row in results[kind]]
 
 
