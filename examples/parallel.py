@@ -59,10 +59,10 @@ class Attentive(Model):
         self.decoder = Decoder(gpt2(config))
 
     def state(self, count: int) -> dict[str, tuple[Any, Any]]:
-        attention: Any = self.decoder.layers[0].attention
-        size = attention.num_heads, attention.head_dim
-        inputs = cache_inputs(len(self.decoder.layers), *size)
-        empty = np.zeros((count, size[0], 0, size[1]), np.float32)
+        attentions = [layer.attention for layer in self.decoder.layers]
+        inputs = cache_inputs(attentions)
+        heads, size = attentions[0].num_heads, attentions[0].head_dim
+        empty = np.zeros((count, heads, 0, size), np.float32)
         return {name: (spec, empty) for name, spec in inputs.items()}
 
     def __call__(self, input_ids: Any, **state: Any) -> dict[str, Any]:

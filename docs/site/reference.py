@@ -30,7 +30,7 @@ FAMILIES = {
     "hashed_attention rotary embedding",
     "Shapes and indices": "layout rearranging padding scatter sizes",
     "Convolution, pooling and Fourier transforms": "convolution sampling fourier",
-    "Recurrence and control flow": "recurrent state_space control_flow",
+    "Recurrence and control flow": "recurrent state_space linear_attention control_flow",
     "Losses and dropout": "loss dropout",
 }
 """The files of ops/ under each heading."""

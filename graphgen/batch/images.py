@@ -51,17 +51,14 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 }
 """What each class of transformers does if no field says otherwise."""
 
-_OF_TYPES = (
-    {"deit": "DeiT", "dinov2": "Bit", "dinov2_with_registers": "Bit"}
-    | {
-        **dict.fromkeys(("convnext", "convnextv2"), "ConvNext"),
-    }
-    | {
-        f"{name.lower()}{part}": name
-        for name in ("CLIP", "Siglip")
-        for part in ("", "_vision_model")
-    }
-)
+_PARTS = ("", "_vision_model")
+_OF_TYPES = {
+    **dict.fromkeys(("convnext", "convnextv2"), "ConvNext"),
+    "deit": "DeiT",
+    "dinov2": "Bit",
+    "dinov2_with_registers": "Bit",
+    **{f"{name.lower()}{part}": name for name in ("CLIP", "Siglip") for part in _PARTS},
+}
 """The class for a model type if no field names one; ViT's for any other."""
 
 _KIND = re.compile(rf"({'|'.join(_DEFAULTS)})(ImageProcessor(Fast|Pil)?|FeatureExtractor)")

@@ -669,46 +669,6 @@ SAMPLES: dict[tuple[str, str], list[Sample]] = {
         *_recurrent(4, states=2),
         of(n(3, 2, 4), n(1, 12, 4), n(1, 12, 3), None, None, None, None, n(1, 9), hidden_size=3),
     ],
-    (MICROSOFT, "LinearAttention"): [
-        # Every rule, more heads of queries than of keys, decays of keys, and a past.
-        of(
-            n(2, 5, 8),
-            n(2, 5, 8),
-            n(2, 5, 6),
-            n(2, 2, 4, 3),
-            -positive(2, 5, 2),
-            positive(2, 5, 2),
-            q_num_heads=2,
-            kv_num_heads=2,
-        ),
-        of(
-            n(2, 3, 8),
-            n(2, 3, 8),
-            n(2, 3, 6),
-            None,
-            None,
-            positive(2, 3, 1),
-            q_num_heads=2,
-            kv_num_heads=2,
-            update_rule="delta",
-            scale=0.7,
-        ),
-        of(
-            n(1, 4, 16),
-            n(1, 4, 8),
-            n(1, 4, 6),
-            n(1, 2, 4, 3),
-            -positive(1, 4, 8),
-            q_num_heads=4,
-            kv_num_heads=2,
-            update_rule="gated",
-        ),
-        of(n(1, 1, 4), n(1, 1, 4), n(1, 1, 3), q_num_heads=1, kv_num_heads=1, update_rule="linear"),
-    ],
-    (MICROSOFT, "CausalConvWithState"): [
-        of(n(2, 3, 5), n(3, 1, 4), n(3), n(2, 3, 3), activation="silu"),
-        of(n(1, 2, 1), n(2, 1, 3)),
-    ],
     ("", "GRU"): [*_recurrent(3), *_recurrent(3, linear_before_reset=1)],
     ("", "RotaryEmbedding"): [
         of(n(2, 3, 5, 8), n(2, 5, 4), n(2, 5, 4)),
@@ -1485,4 +1445,45 @@ SAMPLES[MICROSOFT, "QMoE"] += [
         )
         for normalized in (0, 1)
     ),
+]
+
+SAMPLES[MICROSOFT, "LinearAttention"] = [
+    # Every rule, more heads of queries than of keys, decays of keys, and a past.
+    of(
+        n(2, 5, 8),
+        n(2, 5, 8),
+        n(2, 5, 6),
+        n(2, 2, 4, 3),
+        -positive(2, 5, 2),
+        positive(2, 5, 2),
+        q_num_heads=2,
+        kv_num_heads=2,
+    ),
+    of(
+        n(2, 3, 8),
+        n(2, 3, 8),
+        n(2, 3, 6),
+        None,
+        None,
+        positive(2, 3, 1),
+        q_num_heads=2,
+        kv_num_heads=2,
+        update_rule="delta",
+        scale=0.7,
+    ),
+    of(
+        n(1, 4, 16),
+        n(1, 4, 8),
+        n(1, 4, 6),
+        n(1, 2, 4, 3),
+        -positive(1, 4, 8),
+        q_num_heads=4,
+        kv_num_heads=2,
+        update_rule="gated",
+    ),
+    of(n(1, 1, 4), n(1, 1, 4), n(1, 1, 3), q_num_heads=1, kv_num_heads=1, update_rule="linear"),
+]
+SAMPLES[MICROSOFT, "CausalConvWithState"] = [
+    of(n(2, 3, 5), n(3, 1, 4), n(3), n(2, 3, 3), activation="silu"),
+    of(n(1, 2, 1), n(2, 1, 3)),
 ]

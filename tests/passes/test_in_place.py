@@ -233,16 +233,16 @@ class Decoder(nn.Module):
     def __init__(self, mask: Callable[..., Any], size: int = 8) -> None:
         self.embedding = nn.Embedding(20, 16)
         self.attention = nn.Attention(16, num_heads=2, head_dim=size)
-        self.mask, self.size = mask, size
+        self.mask = mask
 
     def __call__(self, input_ids: Any, attention_mask: Any, **past: Any) -> dict[str, Any]:
         cache, x = Cache(past), self.embedding(input_ids)
         mask = self.mask(attention_mask, ops.dim(input_ids, 1))
-        y = self.attention(x, mask=mask, cache=cache)
+        y = self.attention(x, mask=mask, cache=cache.of(0))
         return {"logits": self.embedding.logits(y), **cache.present}
 
     def inputs(self) -> Any:
-        return {**token_inputs(), **cache_inputs(1, 2, self.size)}
+        return {**token_inputs(), **cache_inputs([self.attention])}
 
 
 def everything(mask: Any, length: Any) -> Any:
