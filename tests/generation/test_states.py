@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 from published_decoders import checkpoint, no_past
 
@@ -16,6 +17,10 @@ from graphgen.export.write import to_bytes
 from graphgen.generation import Generator, decoder as decoders
 from graphgen.match import Miss
 from graphgen.models.published import from_folder
+from graphgen.version import minor
+
+OLD = minor(ort.__version__) < (1, 24)
+"""Whether the runtime does not compute a cache in place."""
 
 KINDS = ("lfm2", "qwen3_5_text")
 PROMPTS = [[5, 9, 2, 7, 11], [3, 8], [4, 6, 1, 2, 3, 9, 8]]
@@ -48,7 +53,7 @@ def greedy(model: Any, prompt: list[int], count: int) -> list[int]:
 def test_rows_of_different_lengths_keep_their_own_states(built: Any, kind: str, chunk: int) -> None:
     found = gg.generate(built(kind), PROMPTS, max_new_tokens=6, eos=[], chunk=chunk)
     list(found)
-    assert type(found._decoder).__name__ == "InPlace"
+    assert type(found._decoder).__name__ == ("Growing" if OLD else "InPlace")
     assert found.tokens == [greedy(built(kind), prompt, 6) for prompt in PROMPTS]
 
 
@@ -85,6 +90,7 @@ def test_nothing_goes_back_to_an_earlier_token(built: Any) -> None:
         assert found.shared == 0
 
 
+@pytest.mark.skipif(OLD, reason="onnxruntime below 1.24 computes no such cache in place")
 def test_a_folder_for_genai_names_states(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
