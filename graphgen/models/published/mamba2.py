@@ -108,6 +108,7 @@ def mamba2(config: Config, features: int) -> Callable[[int], Mamba2]:
         config.refuse("mamba_d_head", size, wanted)
     # transformers writes infinity as an object, and has no limit where tokens come one by one.
     config.expect("time_step_limit", [0, math.inf], [0, {"__float__": "Infinity"}])
+    config.expect("hidden_act", "silu", "swish")  # which is also the convolution's
     groups = config.take("mamba_n_groups", int, 1)
     if heads % groups:
         config.refuse("mamba_n_groups", groups, f"a divisor of {heads}, mamba_n_heads")

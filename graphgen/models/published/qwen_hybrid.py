@@ -41,6 +41,7 @@ def hybrid(config: Config) -> Specification:
     """Norms of 1 + w, a quarter of each head turned, and queries stored beside their gates."""
     config.expect("attn_output_gate", True)
     config.expect("mamba_ssm_dtype", "float32")
+    config.expect("use_sliding_window", False)
     config.ignore("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")  # which guess tokens
     features, layers = config.take("hidden_size", int), config.take("num_hidden_layers", int)
     norm = rms_norm(config, unit_offset=True)
