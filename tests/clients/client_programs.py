@@ -28,6 +28,7 @@ STATEFUL = {
     kind: published_decoders.fields(kind) | _LONG | {"eos_token_id": 9}
     for kind in ("lfm2", "qwen3_5_text")
 }
+STATEFUL["lfm2"]["layer_types"] = ["conv", "full_attention", "conv"]  # which transformers.js reads
 """Kinds whose layers keep states, of which optimum-onnx knows nothing."""
 _HEADS = {"d_model": 32, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
 SEQ2SEQ = random_checkpoints.SEQ2SEQ | {

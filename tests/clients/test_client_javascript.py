@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(
 
 NODE = ["node", "--input-type=module", "-e"]
 STEPS, LENGTHS = 64, (12, 7, 3)
-DECODERS = {**CAUSAL, **STATEFUL}
+DECODERS = {**CAUSAL, "lfm2": STATEFUL["lfm2"]}
 GENERATIVE = {**DECODERS, **SEQ2SEQ}
 
 CLIENT = """
