@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ import onnx_ir as ir
 from graphgen import ops, safetensors
 from graphgen.errors import GraphgenError
 from graphgen.export.partial import in_place_of
+from graphgen.export.past import state_of
 from graphgen.export.write import Written, export
 from graphgen.files import present, read_json
 from graphgen.graph import ModelLike, model_in
@@ -262,7 +262,7 @@ def write_genai(
     Raises GraphgenError if the model's cache cannot be in place.
     """
     given = model_in(model, "write_genai")
-    stateful = any(_STATE.fullmatch(str(value.name)) for value in given.graph.inputs)
+    stateful = any(state_of(str(value.name)) for value in given.graph.inputs)
     if stateful and fields["model_type"] not in _WITH_STATES:
         raise GraphgenError(
             f"build({out.name}): its layers keep states of a fixed size; onnxruntime-genai "
@@ -289,7 +289,6 @@ def write_genai(
 
 
 _WITH_STATES = ("lfm2", "qwen3_5_text", "qwen3_5_moe_text")
-_STATE = re.compile(r"past_(conv|recurrent|ssm)\.\d+")
 
 
 def _genai_config(
@@ -304,11 +303,11 @@ def _genai_config(
         {key % kind: name % kind for kind in ("key", "value")} for key, name in names.items()
     )
     known = {str(value.name) for value in model.graph.inputs}
-    states = sorted({m[1] for n in known if (m := _STATE.fullmatch(n))})
+    states = sorted({*map(state_of, known)} - {""})
     past |= {f"past_{kind}_names": f"past_{kind}.%d" for kind in states}
     present |= {f"present_{kind}_names": f"present_{kind}.%d" for kind in states}
     layers = {int(n.split(".")[1]): n for n in known if n.startswith("past_")}
-    kinds = ["conv" if _STATE.fullmatch(layers[i]) else "full_attention" for i in sorted(layers)]
+    kinds = ["conv" if state_of(layers[i]) else "full_attention" for i in sorted(layers)]
     inputs = ("input_ids", "attention_mask", "position_ids")
     lengths = [fields[n] for n in ("max_position_embeddings", "n_positions") if n in fields]
     if not lengths:

@@ -16,6 +16,12 @@ PAST = re.compile(r"past_(key_values|conv|recurrent|ssm)\.")
 """The inputs of a cache; those but the first are states, of a fixed size."""
 
 
+def state_of(name: str) -> str:
+    """The kind of state that an input of a cache holds, or ""."""
+    found = PAST.match(name)
+    return "" if found is None or found[1] == "key_values" else found[1]
+
+
 def without_past(model: ir.Model) -> None:
     """Give a decoder's cache, its inputs `PAST`, no positions, and zeros for states.
 
@@ -32,7 +38,7 @@ def without_past(model: ir.Model) -> None:
     rows = next(
         (v for v in graph.inputs if v not in past and v.shape and str(v.shape[0]) in batches), None
     )
-    grown = {v for v in past if str(v.name).startswith("past_key_values.")}
+    grown = {v for v in past if not state_of(str(v.name))}
     known = all(
         [isinstance(d, int) for d in s[1:]]
         == ([True, False, True] if v in grown else [True] * len(s[1:]))

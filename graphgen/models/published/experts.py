@@ -15,6 +15,7 @@ from graphgen.models.published.named import (
     specification,
 )
 from graphgen.models.published.olmo import clip
+from graphgen.models.published.sparse_layers import sparse_layers
 from graphgen.models.published.specification import Specification
 from graphgen.models.published.weights import Stack
 from graphgen.nn.module import Parameter, normal, zeros
@@ -135,15 +136,10 @@ def qwen_moe(config: Config) -> Specification:
     options["normalized"] = config.take("norm_topk_prob", bool, False)
     options["shared"] = config.take("shared_expert_intermediate_size", int, 5632) if older else 0
     hidden = config.take("moe_intermediate_size", int, 1408 if older else 768)
-    every, dense = config.take("decoder_sparse_step", int, 1), config.raw("mlp_only_layers", [])
-    if not isinstance(dense, list) or not all(type(i) is int for i in dense):
-        config.refuse("mlp_only_layers", dense, "a list of the numbers of layers")
-    plain = feed_forward(config, bias=False)
+    has_experts, plain = sparse_layers(config), feed_forward(config, bias=False)
 
     def routed(number: int) -> nn.Module:
-        if number in dense or (number + 1) % every:
-            return plain(number)
-        return Experts(features, hidden, **options)
+        return Experts(features, hidden, **options) if has_experts(number) else plain(number)
 
     attention: dict[str, Any] = {"norm": rms_norm(config)}
     if older:

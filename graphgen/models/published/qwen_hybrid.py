@@ -19,6 +19,7 @@ from graphgen.models.published.named import (
     specification,
 )
 from graphgen.models.published.rope import given_parameters
+from graphgen.models.published.sparse_layers import sparse_layers
 from graphgen.models.published.specification import Specification
 from graphgen.models.published.stateful import beside_states, name_of
 from graphgen.parts import Part
@@ -88,18 +89,16 @@ def _feed_forward(config: Config, features: int) -> Callable[[int], Any]:
         config.expect("norm_topk_prob", True)
         config.expect("decoder_sparse_step", 1)
         config.expect("mlp_only_layers", [])
-    every, dense = config.take("decoder_sparse_step", int, 1), config.raw("mlp_only_layers", [])
-    if not isinstance(dense, list) or not all(type(i) is int for i in dense):
-        config.refuse("mlp_only_layers", dense, "a list of the numbers of layers")
-    every_token = feed_forward(config, bias=False) if dense or every > 1 else None
-    if every_token is None:
+    has_experts, plain = sparse_layers(config), None
+    if all(map(has_experts, range(config.take("num_hidden_layers", int)))):
         config.raw("intermediate_size")  # of no layer
-
+    else:
+        plain = feed_forward(config, bias=False)
     fused = config.has(ending=_FUSED)
 
     def routed(number: int) -> nn.Module:
-        if every_token is not None and (number in dense or (number + 1) % every):
-            return every_token(number)
+        if plain is not None and not has_experts(number):
+            return plain(number)
         made = Experts(features, hidden, **options)
         made.fused = fused
         return made
